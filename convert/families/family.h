@@ -1,0 +1,95 @@
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/core/json.h"
+#include "convert/core/tensor.h"
+#include "convert/gguf.h"
+#include "convert/model_spec.h"
+
+namespace assay {
+
+/// What a tensor is for. One name over all families and files.
+enum class Role : uint8_t {
+  kTokenEmbedding,
+  kOutputNorm,
+  kHead,
+  kAttentionNorm,
+  kQProj,
+  kKProj,
+  kVProj,
+  kOProj,
+  kQBias,
+  kKBias,
+  kVBias,
+  kOBias,
+  kMlpNorm,
+  kGateProj,
+  kUpProj,
+  kDownProj,
+  kGateBias,
+  kUpBias,
+  kDownBias,
+};
+std::string_view role_name(Role role);  // "q_proj"
+
+/// How a tensor's rows or values change from the Hugging Face file to GGUF.
+enum class GgufTransform : uint8_t {
+  kNone,
+  kInterleaveRope,  // rows of each head from half-split to interleaved order (architectures.md
+                    // §2.4)
+};
+
+/// One tensor that a model of this spec has. Listed once; every reader and writer uses this row.
+struct TensorEntry {
+  Role role = Role::kTokenEmbedding;
+  int layer = -1;         // −1: not in a layer
+  std::string hf_name;    // "model.layers.3.self_attn.q_proj.weight"
+  std::string gguf_name;  // "blk.3.attn_q.weight"
+  Shape shape;            // as in the Hugging Face file
+  GgufTransform gguf_transform = GgufTransform::kNone;
+  int n_heads = 0;           // for kInterleaveRope
+  bool quantizable = false;  // a linear that quantize may replace
+  /// "…self_attn.q_proj": hf_name without ".weight"
+  std::string module_name() const;
+};
+
+/// A tensor that only GGUF has (rope_freqs.weight), computed from the spec.
+struct GgufExtraTensor {
+  std::string name;
+  std::vector<float> values;  // 1-D, F32
+};
+
+/// One model family: plain functions, no state. A new family is one file and one row in
+/// registry.cpp.
+struct Family {
+  std::string_view name;                          // "llama"
+  std::span<const std::string_view> model_types;  // config.json model_type values
+  std::string_view gguf_architecture;             // general.architecture
+  /// Reads and range-checks config.json (and generation_config.json, null if absent).
+  /// Throws FormatError or UnsupportedError naming the key, what was found and what is allowed.
+  ModelSpec (*read_config)(const Json& config, const Json& generation_config);
+  /// The same from GGUF metadata.
+  ModelSpec (*read_gguf)(const GgufFile& file);
+  /// Every tensor in canonical order (embedding, layers ascending, norm, head).
+  std::vector<TensorEntry> (*tensors)(const ModelSpec& spec);
+  /// Appends the `<arch>.*` keys in the order that the field's converter writes them.
+  void (*write_gguf_metadata)(const ModelSpec& spec, const Json& config, GgufMetadata& metadata);
+  std::vector<GgufExtraTensor> (*gguf_extra_tensors)(const ModelSpec& spec);
+  /// Why some run of this model in GGUF would differ from the Hugging Face one (Mistral's window);
+  /// empty if it does not.
+  std::string (*gguf_warning)(const ModelSpec& spec);
+};
+
+/// Every family.
+std::span<const Family* const> all_families();
+/// Throws UnsupportedError listing the known ones.
+const Family& find_family_by_model_type(std::string_view model_type);
+const Family& find_family_by_architecture(std::string_view gguf_architecture);
+const Family& find_family(std::string_view name);
+
+}  // namespace assay

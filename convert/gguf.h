@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "convert/core/file.h"
+#include "convert/safetensors.h"
+
+namespace assay {
+
+class WeightFormat;
+
+/// A metadata value of a GGUF file. Source: formats.md §4.
+struct GgufArray;
+using GgufValue = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool,
+                               std::string, uint64_t, int64_t, double, GgufArray>;
+
+/// Arrays keep the element type of the file; exactly one vector is used.
+struct GgufArray {
+  std::variant<std::vector<uint8_t>, std::vector<int8_t>, std::vector<uint16_t>,
+               std::vector<int16_t>, std::vector<uint32_t>, std::vector<int32_t>,
+               std::vector<float>, std::vector<bool>, std::vector<std::string>,
+               std::vector<uint64_t>, std::vector<int64_t>, std::vector<double>>
+      values;
+  size_t size() const;
+};
+
+/// Ordered metadata. Keys are unique.
+class GgufMetadata {
+ public:
+  const std::vector<std::pair<std::string, GgufValue>>& items() const { return items_; }
+  const GgufValue* find(std::string_view key) const;
+  /// Appends or replaces.
+  void set(std::string_view key, GgufValue value);
+
+  /// Typed access that accepts any integer width; empty if the key is absent; FormatError naming
+  /// the key if the type does not fit.
+  std::optional<int64_t> integer(std::string_view key) const;
+  std::optional<double> number(std::string_view key) const;
+  std::optional<std::string> string(std::string_view key) const;
+  std::optional<bool> boolean(std::string_view key) const;
+
+ private:
+  std::vector<std::pair<std::string, GgufValue>> items_;
+};
+
+/// One tensor of an opened GGUF file. `shape` is in row-major order, outermost first (reversed ne).
+struct GgufTensor {
+  std::string name;
+  Shape shape;
+  const WeightFormat* format = nullptr;  // never null after open
+  std::span<const std::byte> bytes;
+};
+
+/// A mapped GGUF v3 (or v2) file, or all parts of a split one. All checks of formats.md §4.5 are
+/// made at open, in every build type (cases B05, B07–B09, B11).
+class GgufFile {
+ public:
+  static GgufFile open(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const GgufMetadata& metadata() const { return metadata_; }
+  const std::vector<GgufTensor>& tensors() const { return tensors_; }  // file order
+  const GgufTensor* find(std::string_view name) const;
+  uint64_t data_start() const { return data_start_; }  // of the first part, bytes
+
+ private:
+  std::string path_;
+  std::vector<MappedFile> files_;
+  GgufMetadata metadata_;
+  std::vector<GgufTensor> tensors_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  uint64_t data_start_ = 0;
+};
+
+/// A tensor to be written. `shape` row-major; trailing ne of 1 are kept as the shape says.
+struct GgufTensorSource {
+  std::string name;
+  Shape shape;
+  const WeightFormat* format = nullptr;
+  std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
+};
+
+/// Writes a GGUF v3 file with alignment 32, tensors in the given order, through AtomicFile.
+WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
+                       const std::vector<GgufTensorSource>& tensors);
+
+}  // namespace assay

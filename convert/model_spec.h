@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "convert/core/dtype.h"
+
+namespace assay {
+
+/// Rotary embedding of one layer. Source: architectures.md §1.3, arithmetic.md §4.
+struct RopeSpec {
+  enum class Kind : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+  Kind kind = Kind::kDefault;
+  double theta = 10000.0;
+  int rotary_dims = 0;  // r, even, ≤ head_dim
+  double factor = 1.0;
+  double low_freq_factor = 1.0;   // llama3
+  double high_freq_factor = 4.0;  // llama3
+  int64_t original_context = 0;   // llama3, yarn: L
+  double beta_fast = 32.0;        // yarn
+  double beta_slow = 1.0;         // yarn
+  bool truncate = true;           // yarn
+  double attention_factor = 1.0;  // yarn: multiplies cos and sin; resolved from the config
+
+  friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
+};
+
+struct AttentionSpec {
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  double scale = 0.0;                     // of the scores, before rounding to fp32
+  std::optional<int64_t> sliding_window;  // keys that a query sees, itself included
+  RopeSpec rope;
+  bool qkv_bias = false;
+  bool o_bias = false;
+};
+
+struct MlpSpec {
+  int64_t intermediate_size = 0;
+  bool bias = false;
+};
+
+/// One decoder layer, as data. The runtime builds its ops from this alone; it never asks for a
+/// family.
+struct LayerSpec {
+  AttentionSpec attention;
+  MlpSpec mlp;
+};
+
+/// Everything a forward pass needs to know about a model except its tensors.
+struct ModelSpec {
+  std::string family;      // Family::name
+  int64_t vocab_size = 0;  // rows of the embedding
+  int64_t hidden_size = 0;
+  int64_t context_length = 0;  // max_position_embeddings
+  double rms_norm_eps = 1e-6;  // decimal of the config; kernels use the nearest fp32
+  bool tied_head = false;
+  DType source_dtype = DType::kBF16;  // dtype of the checkpoint's weights
+  std::vector<LayerSpec> layers;
+  std::optional<int32_t> bos_id;
+  std::vector<int32_t> stop_ids;  // union of config and generation_config (case B54), ascending
+};
+
+}  // namespace assay

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/core/file.h"
+#include "convert/core/tensor.h"
+
+namespace assay {
+
+/// One tensor of an opened safetensors file: a view on the map. Source: formats.md §1.
+struct SafetensorsEntry {
+  std::string name;
+  TensorView view;
+};
+
+/// One mapped safetensors file. All checks of formats.md §1.3 are made at open.
+class SafetensorsFile {
+ public:
+  /// Throws FormatError (file, tensor, offset) or FileError.
+  static SafetensorsFile open(const std::string& path);
+
+  const std::string& path() const { return file_.path(); }
+  /// In buffer order.
+  const std::vector<SafetensorsEntry>& tensors() const { return tensors_; }
+  /// nullptr if there is none of that name.
+  const SafetensorsEntry* find(std::string_view name) const;
+  const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
+
+ private:
+  explicit SafetensorsFile(MappedFile file) : file_(std::move(file)) {}
+  MappedFile file_;
+  std::vector<SafetensorsEntry> tensors_;
+  std::map<std::string, size_t, std::less<>> by_name_;
+  std::vector<std::pair<std::string, std::string>> metadata_;
+};
+
+/// All shards of a folder: `model.safetensors`, or `model.safetensors.index.json` with the files it
+/// names. Every shard is opened and index and shards compared before this returns (formats.md §1.4;
+/// cases B05, B06, B49).
+class SafetensorsModel {
+ public:
+  static SafetensorsModel open(const std::string& folder);
+
+  const std::vector<SafetensorsFile>& shards() const { return shards_; }
+  const SafetensorsEntry* find(std::string_view name) const;
+  /// All names, sorted.
+  std::vector<std::string> names() const;
+
+ private:
+  std::vector<SafetensorsFile> shards_;
+  std::map<std::string, const SafetensorsEntry*, std::less<>> by_name_;
+};
+
+/// A tensor to be written: its bytes are asked for once, when its turn comes, so that a writer
+/// never holds more than one tensor.
+struct TensorSource {
+  std::string name;
+  DType dtype = DType::kF32;
+  Shape shape;
+  std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
+};
+
+/// A source that copies an existing view.
+TensorSource source_of(std::string name, const TensorView& view);
+
+/// One written file with the SHA-256 of its bytes, and of each tensor's bytes.
+struct WrittenFile {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string sha256;
+  std::vector<std::pair<std::string, std::string>> tensor_sha256;  // name, hash; in file order
+};
+
+/// Canonical bytes: tensors by dtype descending, then name ascending; header padded to 8 bytes with
+/// spaces; `__metadata__` {"format":"pt"} first (formats.md §1.2). Written through AtomicFile.
+WrittenFile write_safetensors(const std::string& path, std::vector<TensorSource> tensors);
+
+/// Writes `model.safetensors`, or shards of at most `max_shard_bytes` and their index, into
+/// `folder`. Tensors are dealt to shards in name order, so that a layer stays together where
+/// possible.
+std::vector<WrittenFile> write_safetensors_model(const std::string& folder,
+                                                 std::vector<TensorSource> tensors,
+                                                 uint64_t max_shard_bytes);
+
+}  // namespace assay

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/core/json.h"
+#include "convert/gguf.h"
+
+namespace assay {
+
+struct EncodeOptions {
+  /// Run the post-processor (BOS and the like).
+  bool add_special_tokens = true;
+  /// Recognise special tokens inside the text. Off for message contents (case B24).
+  bool parse_special = true;
+};
+
+/// One entry of added_tokens.
+struct AddedToken {
+  int32_t id = 0;
+  std::string content;
+  bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
+};
+
+/// A tokenizer read from tokenizer.json (formats.md §2.3) or from GGUF metadata. Immutable after
+/// loading; encode and decode may be called from many threads. Parts that are not implemented make
+/// loading fail with UnsupportedError that names the part; nothing is guessed.
+class Tokenizer {
+ public:
+  /// `folder`/tokenizer.json with tokenizer_config.json beside it if there is one.
+  static Tokenizer from_folder(const std::string& folder);
+  static Tokenizer from_file(const std::string& tokenizer_json_path);
+  static Tokenizer from_gguf(const GgufMetadata& metadata, std::string_view source);
+  Tokenizer(Tokenizer&&) noexcept;
+  Tokenizer& operator=(Tokenizer&&) noexcept;
+  ~Tokenizer();
+
+  /// Invalid UTF-8 in `text` becomes U+FFFD, as in the reference.
+  std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
+  std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
+
+  /// Highest id + 1.
+  int32_t vocab_size() const;
+  /// The token's own spelling (byte-level alphabet and all); empty if no token has this id.
+  std::optional<std::string> token(int32_t id) const;
+  std::optional<int32_t> id_of(std::string_view token) const;
+  const std::vector<AddedToken>& added_tokens() const;
+  /// Merges as pairs of token spellings, in rank order (for GGUF).
+  std::vector<std::pair<std::string, std::string>> merges() const;
+  /// The ids that the post-processor puts in front of a single sequence.
+  std::span<const int32_t> special_prefix() const;
+  std::optional<int32_t> bos_id() const;  // tokenizer_config.json, else the first of special_prefix
+  std::optional<int32_t> eos_id() const;  // tokenizer_config.json
+  /// Split rule of the pre-tokenizer in the words of GGUF (`llama-bpe`, `qwen2`, …), found by the
+  /// exact pattern; empty if GGUF has no word for it.
+  std::optional<std::string> gguf_pre() const;
+  /// Whether the post-processor has a template for pairs (GGUF add_sep_token).
+  bool has_pair_template() const;
+
+  /// Turns a stream of ids into text as bytes become complete characters.
+  class Stream {
+   public:
+    explicit Stream(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+    std::string push(int32_t id);
+    std::string finish();
+
+   private:
+    const Tokenizer* tokenizer_;
+    std::vector<int32_t> ids_;
+    size_t emitted_bytes_ = 0;
+  };
+
+ private:
+  struct State;
+  explicit Tokenizer(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace assay
