@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/core/dtype.h"
+#include "convert/core/json.h"
+
+namespace assay {
+
+enum class DampBasis : uint8_t { kMeanDiagonal, kMaxDiagonal };
+enum class ActOrder : uint8_t { kNone, kStatic };
+enum class ScaleSearch : uint8_t { kMinMax, kHessianGrid };
+
+/// What a user chooses; stands in the manifest as it is.
+struct QuantizeOptions {
+  std::string algorithm = "gptq";  // a name of algorithms/registry.cpp
+  int bits = 4;                    // 4 or 8
+  int64_t group_size = 128;        // columns per scale; −1: whole row
+  bool symmetric = false;
+  DType scale_dtype = DType::kBF16;  // type that scales are rounded to, and stored as
+  double damp_percent = 0.01;
+  DampBasis damp_basis = DampBasis::kMeanDiagonal;
+  std::vector<double> damp_retries;  // tried in order after a failed factorisation; all reported
+  ActOrder act_order = ActOrder::kStatic;
+  ScaleSearch scale_search = ScaleSearch::kHessianGrid;
+  int64_t solve_block_size = 128;  // columns per lazy block; changes speed only
+  bool propagate = true;           // false: inputs come from the 16-bit stream
+};
+
+/// H = X^T X of one linear's inputs, fp64 from exact integer sums (arithmetic.md §9), without
+/// factor 2/n.
+struct Hessian {
+  int64_t n = 0;
+  std::vector<double> values;  // (n, n) row-major, symmetric
+  int64_t n_tokens = 0;
+};
+
+/// The damped factor of one Hessian, shared by the linears that read the same input.
+/// permute(H + λI) = R·R^T, R upper triangular (arithmetic.md §9).
+struct HessianFactor {
+  int64_t n = 0;
+  std::vector<int64_t> order;  // order[i]: original column at solve position i
+  std::vector<float> ratios;   // (n, n) T_ij = fp32(R_ij / R_jj), i < j, row-major
+  std::vector<double> pivots;  // (n) R_ii
+  double lambda = 0.0;
+  double damp_percent = 0.0;  // the one that succeeded
+  int64_t n_dead = 0;
+};
+
+/// One linear to be quantized.
+struct LayerProblem {
+  std::string_view module;
+  int64_t out_features = 0;
+  int64_t in_features = 0;
+  std::span<const float> weights;         // (out_features, in_features)
+  const Hessian* hessian = nullptr;       // never null for algorithms that need calibration
+  const HessianFactor* factor = nullptr;  // likewise
+};
+
+/// Grid and codes of a quantized linear: w = scale · (code − zero).
+struct LayerResult {
+  std::vector<uint8_t>
+      codes;  // (out_features, in_features), one code per byte, original column order
+  std::vector<float> scales;  // (out_features, n_groups), values of scale_dtype
+  std::vector<uint8_t>
+      zero_points;           // (out_features, n_groups), unsigned domain (symmetric: 2^(bits−1))
+  double loss = 0.0;         // (W − Ŵ) H (W − Ŵ)^T summed over rows
+  double rtn_loss = 0.0;     // the same of round-to-nearest with min-max scales
+  double weight_norm = 0.0;  // W H W^T summed over rows
+  double clipped_share = 0.0;  // of codes at the ends of the grid whose value lies beyond it
+};
+
+/// One algorithm: a pure function. A new one is a file in algorithms/ and one row in registry.cpp.
+struct Algorithm {
+  std::string_view name;         // "gptq"
+  std::string_view description;  // one line for the help
+  bool needs_calibration = true;
+  LayerResult (*quantize)(const LayerProblem& problem, const QuantizeOptions& options);
+};
+
+std::span<const Algorithm> all_algorithms();
+/// Throws UsageError with the names that exist.
+const Algorithm& find_algorithm(std::string_view name);
+
+}  // namespace assay

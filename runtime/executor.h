@@ -1,0 +1,82 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "convert/checkpoint.h"
+#include "runtime/kv_cache.h"
+#include "runtime/program.h"
+
+namespace assay {
+
+/// Which rows of a batch item get logits.
+enum class LogitRows : uint8_t { kNone, kLast, kAll };
+
+/// New tokens of one sequence; they continue at its current length.
+struct BatchItem {
+  int sequence = 0;
+  std::span<const int32_t> token_ids;
+  LogitRows logits = LogitRows::kLast;
+};
+
+struct ExecutorOptions {
+  KvType kv_type = KvType::kF16;
+  int n_sequences = 1;
+  int64_t context = 0;             // positions per sequence; 0: the model's context_length
+  int64_t max_batch_tokens = 512;  // most rows of one forward call
+  bool check_finite = true;
+};
+
+/// Sees every register that an op wrote, on the host, after it ran.
+/// values (rows, columns) row-major fp32; block-int16 registers are shown as s·q.
+using OpObserver =
+    std::function<void(const Op& op, const RegisterSpec& spec, std::span<const float> values)>;
+
+/// Memory of one kind that a loaded model takes.
+struct LedgerItem {
+  std::string name;  // "weights W4", "kv cache", "activations", "workspace"
+  uint64_t bytes = 0;
+};
+
+/// One model on one device with the state of its sequences. Bits of the logits depend on weights,
+/// token ids and KV type alone: not on how tokens are dealt to calls (chunks, batches).
+class Executor {
+ public:
+  virtual ~Executor() = default;
+
+  virtual const Program& program() const = 0;
+  virtual const ExecutorOptions& options() const = 0;
+  virtual std::string device_name() const = 0;
+  virtual std::vector<LedgerItem> ledger() const = 0;
+
+  virtual int64_t length(int sequence) const = 0;
+  virtual void reset(int sequence) = 0;
+
+  /// Runs the batch. `logits` receives (n selected rows, vocab_size), items in order. Throws
+  /// UsageError before any work if a sequence would pass the context (case B67) or a token id is
+  /// outside the vocabulary; NumericError with op, layer, position and value at the first number
+  /// that is not finite.
+  virtual void forward(std::span<const BatchItem> items, std::vector<float>& logits,
+                       const OpObserver& observer = nullptr) = 0;
+};
+
+/// Something that models can be loaded on.
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;  // "cpu", "cuda:0"
+  /// What load() would take, from headers alone.
+  virtual std::vector<LedgerItem> estimate(const Checkpoint& checkpoint,
+                                           const ExecutorOptions& options) const = 0;
+  virtual std::unique_ptr<Executor> load(std::shared_ptr<const Checkpoint> checkpoint,
+                                         const ExecutorOptions& options) = 0;
+};
+
+/// "cpu", or "cuda[:N]" through the plug-in libassay-cuda.so (DeviceError if it cannot be loaded).
+std::unique_ptr<Device> open_device(std::string_view name);
+
+}  // namespace assay

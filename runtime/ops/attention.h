@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "runtime/kv_cache.h"
+
+namespace assay {
+
+inline constexpr int64_t kAttentionSegment = 128;  // absolute positions per segment
+
+/// One query of one head over the visible positions of its cache (arithmetic.md §5).
+/// q     (head_dim) fp32
+/// keys, values  (positions, head_dim) in the cache type
+/// first, last   visible positions, inclusive; last is the query's own
+/// out   (head_dim)
+/// scores: lane dot of q and k, times scale. Segments are absolute; each gives m, l (lane sum of
+/// exp(score − m), position j in lane j mod 32) and o (chain over ascending positions of p·v);
+/// segments merge in ascending order with rounded products. Result o / l. Returns false if a score
+/// or result is not finite.
+bool attend(const float* q, const void* keys, const void* values, KvType type, int64_t first,
+            int64_t last, int head_dim, float scale, float* out);
+
+}  // namespace assay

@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "convert/families/family.h"
+#include "convert/model_spec.h"
+
+namespace assay {
+
+// A forward pass as plain data: a list of ops over registers, built once from a ModelSpec. Devices
+// execute it (or fuse it into kernels), the quantizer walks it op by op, verify compares two runs
+// of it. Each op's formula, order of additions and checks stand in runtime/ops/<op>.h.
+
+/// Index into Program::registers. A register holds one row per token of the batch.
+struct Register {
+  int index = -1;
+  friend bool operator==(Register, Register) = default;
+};
+
+struct RegisterSpec {
+  std::string name;  // "h", "q", "gate"
+  int64_t columns = 0;
+  bool block_int16 = false;  // else fp32
+};
+
+/// A matrix that the program needs; index into Program::matrices.
+struct MatrixSlot {
+  Role role = Role::kTokenEmbedding;
+  int layer = -1;
+  std::string module;  // "model.layers.3.self_attn.q_proj"
+  int64_t out_features = 0;
+  int64_t in_features = 0;
+  bool quantizable = false;
+};
+
+/// A vector that the program needs (norm weights, biases), fp32; index into Program::vectors.
+struct VectorSlot {
+  Role role = Role::kOutputNorm;
+  int layer = -1;
+  int64_t size = 0;
+};
+
+/// h[token] = row of the embedding, the stored value widened exactly to fp32.
+struct EmbedOp {
+  int matrix = -1;
+  Register out;
+};
+
+/// y = (x·r)·w, r = 1 / sqrt(mean(x²) + eps); ops/rms_norm.h.
+struct RmsNormOp {
+  Register in, out;
+  int weight = -1;  // vector
+  float eps = 0.0f;
+};
+
+/// fp32 -> block int16: the input of every linear; ops/block_int16.h. Linears that read the same
+/// vector share one such op, so this is where calibration captures.
+struct QuantizeOp {
+  Register in, out;
+};
+
+/// out = W in (+ bias); ops/linear.h.
+struct LinearOp {
+  Register in, out;
+  int matrix = -1;
+  std::optional<int> bias;  // vector
+};
+
+/// In place: rotates the first `rotary_dims` of each head of `x` by the position's angle;
+/// ops/rope.h.
+struct RopeOp {
+  Register x;
+  int n_heads = 0;
+  int head_dim = 0;
+  int table = -1;  // index into Program::ropes
+};
+
+/// Rounds k and v to the cache type and stores them at the token's position; ops/kv_write.h.
+struct KvWriteOp {
+  Register k, v;
+  int cache_layer = -1;
+};
+
+/// Causal attention over the cache (own token included); ops/attention.h.
+struct AttentionOp {
+  Register q, out;
+  int cache_layer = -1;
+  int n_heads = 0;
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  float scale = 0.0f;
+  std::optional<int64_t> sliding_window;
+};
+
+/// out = silu(gate)·up.
+struct SwiGluOp {
+  Register gate, up, out;
+};
+
+/// x += y.
+struct AddOp {
+  Register x, y;
+};
+
+/// Keeps the rows whose logits were asked for, in batch order; later ops run on those rows only.
+struct SelectRowsOp {
+  Register in, out;
+};
+
+/// One step. A new kind of op is a struct here, a header with its contract in ops/, and one
+/// overload of run_op per device: the compiler names what is missing.
+struct Op {
+  std::variant<EmbedOp, RmsNormOp, QuantizeOp, LinearOp, RopeOp, KvWriteOp, AttentionOp, SwiGluOp,
+               AddOp, SelectRowsOp>
+      kind;
+  std::string name;  // "layers.3.self_attn.q_proj"
+  int layer = -1;    // −1: before the first or after the last layer
+};
+
+/// Registers that an op reads and writes (an in-place register is in both).
+std::vector<Register> reads(const Op& op);
+std::vector<Register> writes(const Op& op);
+
+/// Keys and values of one layer's cache.
+struct CacheLayerSpec {
+  int n_kv_heads = 0;
+  int head_dim = 0;
+  std::optional<int64_t> sliding_window;
+};
+
+/// Ops [begin, end) of one decoder layer.
+struct OpRange {
+  int begin = 0;
+  int end = 0;
+};
+
+struct Program {
+  ModelSpec spec;
+  std::vector<RegisterSpec> registers;
+  std::vector<MatrixSlot> matrices;
+  std::vector<VectorSlot> vectors;
+  std::vector<RopeSpec> ropes;  // distinct ones
+  std::vector<CacheLayerSpec> cache_layers;
+  std::vector<Op> ops;
+  std::vector<OpRange> layers;  // per decoder layer
+  Register residual;            // fp32 (hidden_size): the stream between layers
+  Register logits;              // fp32 (vocab_size), one row per selected token
+};
+
+/// Builds the program of a model from its spec alone.
+Program build_program(const ModelSpec& spec, const std::vector<TensorEntry>& tensors);
+
+}  // namespace assay
