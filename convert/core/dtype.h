@@ -10,14 +10,18 @@
 
 namespace assay {
 
-/// Scalar types that lie in files. The order is that of the safetensors writer (formats.md 1.2):
-/// tensors are stored in descending order of this list.
+/// Scalar types of whole bytes that lie in files (F4 and F6 are refused where they are met). The
+/// order is that of the safetensors writer (formats.md 1.2): tensors are stored in descending order
+/// of this list.
 enum class DType : uint8_t {
   kBool,
   kU8,
   kI8,
   kF8E5M2,
   kF8E4M3,
+  kF8E8M0,
+  kF8E4M3Fnuz,
+  kF8E5M2Fnuz,
   kI16,
   kU16,
   kF16,
@@ -25,6 +29,7 @@ enum class DType : uint8_t {
   kI32,
   kU32,
   kF32,
+  kC64,
   kF64,
   kI64,
   kU64

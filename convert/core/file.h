@@ -2,7 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -57,7 +57,10 @@ class ByteReader {
 
 /// Writes a file beside its final name (`<path>.partial`) and renames it on commit(). Without
 /// commit() the temporary file is removed. Every write, flush, fsync, close and rename is checked;
-/// FileError names the path and the reason (ENOSPC says how many bytes were wanted: ResourceError).
+/// FileError names the path and the reason. A full disk or quota or a file size limit is a
+/// ResourceError that says how many bytes were wanted. Two writers of one path exclude each other:
+/// the second gets a FileError. The calls go through core/file_system.h, where tests make them
+/// fail.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -69,21 +72,36 @@ class AtomicFile {
   void write(std::string_view text);
   /// Appends n zero bytes.
   void pad(uint64_t n);
-  uint64_t size() const { return size_; }
+  uint64_t size() const { return size_; }  // bytes given to write and pad so far
+  /// Makes the bytes durable (fsync of the file and of its folder) and gives them their name.
   void commit();
 
  private:
+  void open_temporary();
   void flush();
+  void write_out(std::span<const std::byte> bytes);
+  [[noreturn]] void fail(const char* doing, int error) const;
+  void discard() noexcept;
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
   uint64_t size_ = 0;
+  uint64_t written_ = 0;  // bytes that reached the file; size_ - written_ wait in buffer_
   std::vector<std::byte> buffer_;
 };
 
+/// Calls `use` with successive pieces of a regular file until its end. FileError.
+void read_file_in_pieces(const std::string& path,
+                         const std::function<void(std::span<const std::byte>)>& use);
 std::string read_text_file(const std::string& path);
 void write_text_file(const std::string& path, std::string_view text);  // through AtomicFile
-bool file_exists(const std::string& path);
+bool file_exists(const std::string& path);                             // anything of that name
+
+/// Bytes that an unprivileged process can still write to the file system that holds `folder`.
+uint64_t available_bytes(const std::string& folder);
+/// To be called before long work whose result goes into `folder`, which must exist: throws
+/// FileError if no file can be written there, ResourceError if fewer than `bytes` are free.
+void require_writable(const std::string& folder, uint64_t bytes);
 
 /// Products and sums of sizes from files; throw FormatError "<what> overflows" instead of wrapping.
 uint64_t checked_multiply(uint64_t a, uint64_t b, std::string_view what);

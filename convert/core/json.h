@@ -37,7 +37,9 @@ class Json {
 
   bool is_null() const { return std::holds_alternative<std::monostate>(value_); }
   bool is_bool() const { return std::holds_alternative<bool>(value_); }
-  bool is_integer() const { return std::holds_alternative<int64_t>(value_); }
+  bool is_integer() const {
+    return std::holds_alternative<int64_t>(value_) || std::holds_alternative<uint64_t>(value_);
+  }
   bool is_number() const { return is_integer() || std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }
@@ -45,8 +47,9 @@ class Json {
 
   /// Typed access; throws FormatError "expected a string, found an array" if the type differs.
   bool as_bool() const;
-  int64_t as_integer() const;
+  int64_t as_integer() const;  // also throws above 2^63 - 1; integers above 2^64 - 1 are doubles
   double as_number() const;
+  std::string integer_text() const;  // decimal digits of any is_integer() value
   const std::string& as_string() const;
   const Array& as_array() const;
   Array& as_array();
@@ -63,13 +66,15 @@ class Json {
   Json& push(Json value);
 
   /// Text with the given indent (0: one line with no spaces). Numbers are written shortest, in the
-  /// manner of Python's json module (1e-06, 1.0); strings as UTF-8.
+  /// manner of Python's json module (1e-06, 1.0); strings as UTF-8, in which bytes that are no
+  /// UTF-8 become U+FFFD. Throws NumericError for NaN and infinity.
   std::string dump(int indent = 2) const;
 
   friend bool operator==(const Json&, const Json&) = default;
 
  private:
-  std::variant<std::monostate, bool, int64_t, double, std::string, Array, Object> value_;
+  std::variant<std::monostate, bool, int64_t, uint64_t, double, std::string, Array, Object>
+      value_;  // uint64_t only above 2^63 - 1
 };
 
 struct JsonParseOptions {

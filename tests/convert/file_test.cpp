@@ -1,0 +1,340 @@
+#include "convert/core/file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+
+#include "convert/core/error.h"
+#include "convert/core/file_system.h"
+#include "convert/core/sha256.h"
+#include "tests/support/temporary_directory.h"
+
+namespace assay {
+namespace {
+
+using test::TemporaryDirectory;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+std::string text_of(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+std::vector<std::string> names_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    names.push_back(entry.path().filename());
+  }
+  return names;
+}
+
+// Puts failing calls into the table until the end of the scope.
+class CallGuard {
+ public:
+  CallGuard() : saved_(file_system_calls()) {}
+  ~CallGuard() { file_system_calls() = saved_; }
+
+ private:
+  FileSystemCalls saved_;
+};
+
+TEST(MappedFile, ShowsTheBytesAndMoves) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.write("a", "hello");
+
+  MappedFile file = MappedFile::open(path);
+  const MappedFile moved = std::move(file);
+
+  EXPECT_EQ(text_of(moved.bytes()), "hello");
+  EXPECT_EQ(moved.path(), path);
+}
+
+TEST(MappedFile, MapsAnEmptyFile) {
+  const TemporaryDirectory folder;
+
+  EXPECT_EQ(MappedFile::open(folder.write("a", "")).size(), 0u);
+}
+
+TEST(MappedFile, RefusesWhatIsNoFile) {
+  const TemporaryDirectory folder;
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+
+  EXPECT_THAT([&] { MappedFile::open(folder.file("none")); },
+              ThrowsMessage<FileError>(AllOf(HasSubstr("none"), HasSubstr("No such file"))));
+  EXPECT_THAT([&] { MappedFile::open(folder.path()); },
+              ThrowsMessage<FileError>(HasSubstr("is a folder")));
+  EXPECT_THAT([&] { MappedFile::open(folder.file("pipe")); },
+              ThrowsMessage<FileError>(HasSubstr("not a regular file")));
+}
+
+TEST(ByteReader, ReadsLittleEndianFieldsAndStopsAtTheEnd) {
+  const std::string text("\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x00\x00\x80\x3f", 15);
+  ByteReader reader("f.bin", std::as_bytes(std::span(text)));
+
+  EXPECT_EQ(reader.read_u8("a"), 1u);
+  EXPECT_EQ(reader.read_u16("b"), 0x0302u);
+  EXPECT_EQ(reader.read_u64("c"), 0x0b0a090807060504u);
+  EXPECT_EQ(reader.read_f32("d"), 1.0f);
+  EXPECT_EQ(reader.remaining(), 0u);
+  EXPECT_THAT(
+      [&] { reader.read_u32("the count"); },
+      ThrowsMessage<FormatError>("f.bin: the count at byte 15 needs 4 bytes, the file ends at 15"));
+  EXPECT_THAT([&] { reader.seek(16, "x"); }, ThrowsMessage<FormatError>(HasSubstr("behind")));
+  reader.seek(1, "x");
+  EXPECT_THROW(reader.read_bytes(UINT64_MAX, "y"), FormatError);
+}
+
+TEST(CheckedArithmetic, ThrowsInsteadOfWrapping) {
+  EXPECT_EQ(checked_multiply(1u << 31, 4, "n"), uint64_t{1} << 33);
+  EXPECT_THROW(checked_multiply(uint64_t{1} << 33, uint64_t{1} << 31, "n"), FormatError);
+  EXPECT_THROW(checked_add(UINT64_MAX, 1, "n"), FormatError);
+}
+
+TEST(AtomicFile, AppearsUnderItsNameOnlyAfterCommit) {
+  const TemporaryDirectory folder;
+  const std::string big(3 << 20, 'x');
+  {
+    AtomicFile file(folder.file("out"));
+    file.write("ab");
+    file.pad(3);
+    file.write(big);
+    EXPECT_EQ(file.size(), 5u + big.size());
+    EXPECT_FALSE(file_exists(folder.file("out")));
+
+    file.commit();
+  }
+
+  EXPECT_EQ(read_text_file(folder.file("out")), std::string("ab\0\0\0", 5) + big);
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"out"});
+}
+
+TEST(AtomicFile, LeavesNothingWithoutCommit) {
+  const TemporaryDirectory folder;
+  folder.write("out", "old");
+  { AtomicFile(folder.file("out")).write("new"); }
+
+  EXPECT_EQ(read_text_file(folder.file("out")), "old");
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"out"});
+}
+
+TEST(AtomicFile, TakesOverTheRestOfAKilledRun) {
+  const TemporaryDirectory folder;
+  folder.write("out.partial", "a longer rest of an earlier run");
+
+  write_text_file(folder.file("out"), "new");
+
+  EXPECT_EQ(read_text_file(folder.file("out")), "new");
+}
+
+TEST(AtomicFile, RefusesASecondWriterAndALink) {
+  const TemporaryDirectory folder;
+  const std::string victim = folder.write("victim", "precious");
+  const AtomicFile first(folder.file("out"));
+
+  EXPECT_THAT([&] { AtomicFile second(folder.file("out")); },
+              ThrowsMessage<FileError>(HasSubstr("another process")));
+  std::filesystem::create_symlink(victim, folder.file("linked.partial"));
+  EXPECT_THROW(AtomicFile second(folder.file("linked")), FileError);
+  EXPECT_EQ(read_text_file(victim), "precious");
+}
+
+TEST(AtomicFile, GoesOnAfterInterruptionsAndShortWrites) {
+  const TemporaryDirectory folder;
+  const CallGuard guard;
+  static int n_calls;
+  n_calls = 0;
+  file_system_calls().write = [](int fd, const void* data, size_t n) -> ssize_t {
+    if (n_calls++ % 2 == 0) {
+      errno = EINTR;
+      return -1;
+    }
+    return ::write(fd, data, std::min<size_t>(n, 7));
+  };
+  file_system_calls().fsync = [](int) {
+    errno = EINTR;
+    return n_calls++ % 2 == 0 ? -1 : 0;
+  };
+
+  write_text_file(folder.file("out"), "a text of more than seven bytes");
+
+  EXPECT_EQ(read_text_file(folder.file("out")), "a text of more than seven bytes");
+}
+
+TEST(AtomicFile, Case_B82_FullDiskIsAResourceErrorAndLeavesNoPartialFile) {
+  const TemporaryDirectory folder;
+  const CallGuard guard;
+  file_system_calls().write = [](int, const void*, size_t) -> ssize_t {
+    errno = ENOSPC;
+    return -1;
+  };
+
+  EXPECT_THAT([&] { write_text_file(folder.file("out"), "12345"); },
+              ThrowsMessage<ResourceError>(AllOf(HasSubstr("out.partial"), HasSubstr("5 bytes"),
+                                                 HasSubstr("No space left"))));
+  EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(AtomicFile, Case_B82_EveryFailingCallIsReported) {
+  for (const std::string call : {"write", "fsync", "rename"}) {
+    const TemporaryDirectory folder;
+    const CallGuard guard;
+    if (call == "write") {
+      file_system_calls().write = [](int, const void*, size_t) -> ssize_t {
+        errno = EIO;
+        return -1;
+      };
+    }
+    if (call == "fsync") {
+      file_system_calls().fsync = [](int) {
+        errno = EIO;
+        return -1;
+      };
+    }
+    if (call == "rename") {
+      file_system_calls().rename = [](const char*, const char*) {
+        errno = EIO;
+        return -1;
+      };
+    }
+
+    EXPECT_THAT([&] { write_text_file(folder.file("out"), "12345"); },
+                ThrowsMessage<FileError>(AllOf(HasSubstr("out"), HasSubstr("Input/output error"))))
+        << call;
+    EXPECT_TRUE(names_in(folder.path()).empty()) << call;
+  }
+}
+
+TEST(AtomicFile, Case_B82_FileSizeLimitIsReportedInsteadOfASignal) {
+  const TemporaryDirectory folder;
+  rlimit saved{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &saved), 0);
+  rlimit small = saved;
+  small.rlim_cur = 1000;
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+
+  EXPECT_THROW(write_text_file(folder.file("out"), std::string(2000, 'x')), ResourceError);
+
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &saved), 0);
+  EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(AtomicFile, Case_B82_FolderThatIsMissingOrVanishes) {
+  const TemporaryDirectory folder;
+  EXPECT_THAT([&] { write_text_file(folder.file("no/out"), "x"); },
+              ThrowsMessage<FileError>(HasSubstr("No such file")));
+  std::filesystem::create_directory(folder.file("sub"));
+  AtomicFile file(folder.file("sub/out"));
+  std::filesystem::remove_all(folder.file("sub"));
+
+  EXPECT_THAT([&] { file.commit(); }, ThrowsMessage<FileError>(HasSubstr("No such file")));
+}
+
+TEST(RequireWritable, Case_B82_ComparesSpaceAndTriesAWrite) {
+  const TemporaryDirectory folder;
+
+  EXPECT_NO_THROW(require_writable(folder.path(), 1));
+  EXPECT_TRUE(names_in(folder.path()).empty());
+  EXPECT_THAT([&] { require_writable(folder.path(), UINT64_MAX); },
+              ThrowsMessage<ResourceError>(HasSubstr("18446744073709551615 bytes are needed")));
+  EXPECT_THROW(require_writable(folder.file("none"), 1), FileError);
+  if (::geteuid() != 0) {  // root may write anywhere
+    std::filesystem::permissions(
+        folder.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+    EXPECT_THROW(require_writable(folder.path(), 1), FileError);
+  }
+}
+
+// The hook is read once per process, so each setting is tried in a child (which runs the test again
+// from its beginning: checks stand after all children).
+using FaultHookDeathTest = testing::Test;
+
+TEST(FaultHookDeathTest, KillsAtTheChosenCallAndLeavesTheFinalNameAlone) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const auto folder = [](int n) { return testing::TempDir() + "/assay-kill-" + std::to_string(n); };
+  // The calls of one file are write, fsync, rename, fsync of the folder.
+  for (int n = 1; n <= 3; ++n) {
+    std::filesystem::create_directories(folder(n));
+    EXPECT_EXIT(
+        {
+          ::setenv("ASSAY_FAULT", ("kill:" + std::to_string(n)).c_str(), 1);
+          write_text_file(folder(n) + "/out", "12345678");
+          std::exit(0);
+        },
+        testing::KilledBySignal(SIGKILL), "");
+  }
+  for (int n = 1; n <= 3; ++n) {
+    EXPECT_FALSE(file_exists(folder(n) + "/out")) << n;
+    EXPECT_EQ(read_text_file(folder(n) + "/out.partial"), n == 1 ? "1234" : "12345678");
+    std::filesystem::remove_all(folder(n));
+  }
+}
+
+TEST(FaultHookDeathTest, FailsOnceOrForEver) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const auto outcome_of_two_files = [](const char* fault) {
+    ::setenv("ASSAY_FAULT", fault, 1);
+    int code = 0;
+    for (int i = 0; i < 2; ++i) {
+      const std::string path = testing::TempDir() + "/assay-fault-" + std::to_string(::getpid());
+      try {
+        write_text_file(path, "x");
+      } catch (const ResourceError&) {
+        code = 10 * code + 6;
+      } catch (const FileError&) {
+        code = 10 * code + 3;
+      } catch (const UsageError&) {
+        code = 10 * code + 2;
+      }
+      ::unlink(path.c_str());
+    }
+    std::exit(code);
+  };
+
+  EXPECT_EXIT(outcome_of_two_files("count:0"), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(outcome_of_two_files("eio:1"), testing::ExitedWithCode(3), "");
+  EXPECT_EXIT(outcome_of_two_files("enospc:3"), testing::ExitedWithCode(66), "");
+  EXPECT_EXIT(outcome_of_two_files("fail:1"), testing::ExitedWithCode(22), "");
+}
+
+TEST(Sha256, GivesKnownHashes) {
+  EXPECT_EQ(sha256_hex({}), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256_hex(std::as_bytes(std::span("abc", 3))),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+
+TEST(Sha256, DoesNotDependOnHowBytesArrive) {
+  const TemporaryDirectory folder;
+  const std::string text(2500000, 'q');
+  Sha256 hash;
+  for (size_t i = 0; i < text.size(); i += 999) {
+    hash.update(std::as_bytes(std::span(text).subspan(i, std::min<size_t>(999, text.size() - i))));
+  }
+
+  const std::string pieces = hash.finish();
+
+  EXPECT_EQ(pieces, sha256_hex(std::as_bytes(std::span(text))));
+  EXPECT_EQ(pieces, sha256_of_file(folder.write("a", text)));
+}
+
+TEST(Sha256, TakesTokenIdsAsLittleEndian64BitIntegers) {
+  const std::vector<int32_t> ids = {1, 70000, -1};
+  std::string bytes;
+  for (const int64_t id : ids) bytes.append(reinterpret_cast<const char*>(&id), 8);
+
+  EXPECT_EQ(sha256_of_token_ids(ids), sha256_hex(std::as_bytes(std::span(bytes))));
+  const std::vector<int32_t> many(5000, 3);
+  std::string many_bytes;
+  for (int i = 0; i < 5000; ++i) many_bytes += std::string("\3\0\0\0\0\0\0\0", 8);
+  EXPECT_EQ(sha256_of_token_ids(many), sha256_hex(std::as_bytes(std::span(many_bytes))));
+}
+
+}  // namespace
+}  // namespace assay
