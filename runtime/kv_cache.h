@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,8 @@ namespace assay {
 enum class KvType : uint8_t { kF16, kBF16, kF32 };
 std::string_view kv_type_name(KvType type);
 std::optional<KvType> kv_type_from_name(std::string_view name);
+/// Bytes of one element.
+uint64_t kv_type_bytes(KvType type);
 
 /// Keys and values of several sequences on the host. Per layer: K then V, each
 /// (n_sequences, n_kv_heads, capacity, head_dim). `capacity` positions per sequence; grows never.
@@ -46,7 +49,11 @@ class KvCache {
   int n_sequences_;
   int64_t capacity_;
   std::vector<int64_t> lengths_;
-  std::vector<std::vector<std::byte>> data_;  // per layer
+  struct Free {
+    void operator()(std::byte* data) const;
+  };
+  uint64_t offset(int layer, bool value, int sequence, int kv_head) const;
+  std::vector<std::unique_ptr<std::byte[], Free>> data_;  // per layer
 };
 
 }  // namespace assay

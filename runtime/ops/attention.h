@@ -21,4 +21,8 @@ inline constexpr int64_t kAttentionSegment = 128;  // absolute positions per seg
 bool attend(const float* q, const void* keys, const void* values, KvType type, int64_t first,
             int64_t last, int head_dim, float scale, float* out);
 
+/// The same, one value at a time: the oracle of the tests.
+bool attend_reference(const float* q, const void* keys, const void* values, KvType type,
+                      int64_t first, int64_t last, int head_dim, float scale, float* out);
+
 }  // namespace assay

@@ -34,6 +34,10 @@ struct BlockInt16 {
 int64_t quantize_block_int16(const float* x, int64_t rows, int64_t columns, int64_t stride,
                              BlockInt16& out);
 
+/// The same, one value at a time: the oracle of the tests.
+int64_t quantize_block_int16_reference(const float* x, int64_t rows, int64_t columns,
+                                       int64_t stride, BlockInt16& out);
+
 /// The exponent e of the rule above for a given amax (finite, ≤ 32,639·2^100).
 int block_int16_exponent(float amax);
 

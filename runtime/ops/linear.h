@@ -27,9 +27,13 @@ class PackedMatrix {
                            int64_t group_size,
                            const std::function<void(int64_t row, IntegerRow& out)>& read_row);
 
+  /// What bytes() of a matrix packed with these arguments will be; for estimates before loading.
+  static uint64_t bytes_for(const WeightFormat& format, int64_t rows, int64_t columns,
+                            int64_t group_size);
+
   int64_t rows() const;
   int64_t columns() const;
-  uint64_t bytes() const;
+  uint64_t bytes() const;  // that the matrix takes in memory
   bool empty() const;
 
   struct State;
@@ -48,6 +52,9 @@ class PackedMatrix {
 /// NumericError (element index in the message) if a product c_g = w_scale·s_g is infinite.
 void linear(const PackedMatrix& weights, const BlockInt16& x, std::span<const float> bias,
             float* out, int64_t out_stride);
+
+/// Throws the NumericError of an infinite product c_g.
+[[noreturn]] void throw_infinite_product(int64_t token, int64_t row);
 
 /// The same, straight from the page: one row at a time, no layout, no SIMD. The oracle of the
 /// tests.

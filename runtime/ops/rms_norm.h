@@ -15,4 +15,10 @@ float lane_sum(const float* a, int64_t n);
 /// w (n).
 void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y);
 
+// The same, one value at a time: the oracles of the tests.
+float lane_dot_reference(const float* a, const float* b, int64_t n);
+float lane_sum_reference(const float* a, int64_t n);
+void rms_norm_reference(const float* x, const float* weight, float eps, int64_t rows, int64_t n,
+                        float* y);
+
 }  // namespace assay

@@ -16,6 +16,9 @@ testing::AssertionResult bits_equal(const Tensor& actual, const Tensor& expected
 
 /// The same for plain arrays; T is float, double, or an integer of 8 to 64 bits.
 testing::AssertionResult bits_equal(std::span<const float> actual, std::span<const float> expected);
+inline testing::AssertionResult bits_equal(float actual, float expected) {
+  return bits_equal(std::span<const float>(&actual, 1), std::span<const float>(&expected, 1));
+}
 testing::AssertionResult bits_equal(std::span<const double> actual,
                                     std::span<const double> expected);
 testing::AssertionResult bits_equal(std::span<const uint8_t> actual,

@@ -27,6 +27,18 @@ class Random {
   float uniform() { return uniform_at(counter_++); }
   float bell() { return bell_at(counter_++); }
   uint64_t below(uint64_t n) { return below_at(n, counter_++); }
+  /// In [low, high], at most 2^32 values.
+  int64_t integer(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(below(static_cast<uint64_t>(high - low) + 1));
+  }
+  /// In [0, 1), a multiple of 2^-24.
+  float unit() { return static_cast<float>(bits() >> 40) * 0x1p-24f; }
+  /// n values in [-scale, scale).
+  std::vector<float> reals(size_t n, float scale) {
+    std::vector<float> values(n);
+    for (float& v : values) v = uniform() * scale;
+    return values;
+  }
 
  private:
   uint64_t seed_;

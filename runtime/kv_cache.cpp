@@ -1,0 +1,91 @@
+#include "runtime/kv_cache.h"
+
+#include <array>
+#include <cstdlib>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+
+namespace assay {
+namespace {
+
+constexpr std::array<std::string_view, 3> kNames = {"f16", "bf16", "f32"};
+
+/// Bytes of K and V of one layer.
+uint64_t layer_bytes(const CacheLayerSpec& layer, KvType type, int n_sequences, int64_t capacity) {
+  const auto heads = static_cast<uint64_t>(layer.n_kv_heads);
+  const auto width = static_cast<uint64_t>(layer.head_dim) * kv_type_bytes(type);
+  uint64_t bytes = checked_multiply(heads, width, "kv cache");
+  bytes = checked_multiply(bytes, static_cast<uint64_t>(n_sequences), "kv cache");
+  bytes = checked_multiply(bytes, static_cast<uint64_t>(capacity), "kv cache");
+  return checked_multiply(bytes, 2, "kv cache");
+}
+
+}  // namespace
+
+std::string_view kv_type_name(KvType type) { return kNames[static_cast<size_t>(type)]; }
+
+std::optional<KvType> kv_type_from_name(std::string_view name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<KvType>(i);
+  }
+  return std::nullopt;
+}
+
+uint64_t kv_type_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
+
+KvCache::KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
+                 int64_t capacity)
+    : layers_(layers),
+      type_(type),
+      n_sequences_(n_sequences),
+      capacity_(capacity),
+      lengths_(static_cast<size_t>(n_sequences), 0) {
+  data_.reserve(layers.size());
+  for (const CacheLayerSpec& layer : layers) {
+    const uint64_t bytes = layer_bytes(layer, type, n_sequences, capacity);
+    // calloc takes fresh pages from the system that cost nothing until they are written.
+    auto* data = static_cast<std::byte*>(std::calloc(bytes == 0 ? 1 : bytes, 1));
+    if (data == nullptr) {
+      throw ResourceError("kv cache: no memory for " + std::to_string(bytes) +
+                          " bytes of one layer; try a smaller context or a 16-bit KV type");
+    }
+    data_.emplace_back(data);
+  }
+}
+
+void KvCache::Free::operator()(std::byte* data) const { std::free(data); }
+
+uint64_t KvCache::bytes(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
+                        int64_t capacity) {
+  uint64_t total = 0;
+  for (const CacheLayerSpec& layer : layers) {
+    total = checked_add(total, layer_bytes(layer, type, n_sequences, capacity), "kv cache");
+  }
+  return total;
+}
+
+uint64_t KvCache::offset(int layer, bool value, int sequence, int kv_head) const {
+  const CacheLayerSpec& spec = layers_[static_cast<size_t>(layer)];
+  const auto heads = static_cast<uint64_t>(spec.n_kv_heads);
+  const uint64_t plane = value ? static_cast<uint64_t>(n_sequences_) * heads : 0;
+  const uint64_t head =
+      plane + static_cast<uint64_t>(sequence) * heads + static_cast<uint64_t>(kv_head);
+  return head * static_cast<uint64_t>(capacity_) * static_cast<uint64_t>(spec.head_dim) *
+         kv_type_bytes(type_);
+}
+
+std::byte* KvCache::keys(int layer, int sequence, int kv_head) {
+  return data_[static_cast<size_t>(layer)].get() + offset(layer, false, sequence, kv_head);
+}
+std::byte* KvCache::values(int layer, int sequence, int kv_head) {
+  return data_[static_cast<size_t>(layer)].get() + offset(layer, true, sequence, kv_head);
+}
+const std::byte* KvCache::keys(int layer, int sequence, int kv_head) const {
+  return data_[static_cast<size_t>(layer)].get() + offset(layer, false, sequence, kv_head);
+}
+const std::byte* KvCache::values(int layer, int sequence, int kv_head) const {
+  return data_[static_cast<size_t>(layer)].get() + offset(layer, true, sequence, kv_head);
+}
+
+}  // namespace assay

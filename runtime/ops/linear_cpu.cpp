@@ -1,0 +1,39 @@
+#include <string>
+
+#include "convert/core/error.h"
+#include "runtime/ops/linear.h"
+#include "runtime/ops/linear_row.h"
+
+namespace assay {
+
+void throw_infinite_product(int64_t token, int64_t row) {
+  throw NumericError("token " + std::to_string(token) + " of the batch, output " +
+                     std::to_string(row) +
+                     ": product of weight scale and activation scale is not finite");
+}
+
+void linear_reference(const WeightFormat& format, int64_t rows, int64_t columns, int64_t group_size,
+                      const std::function<void(int64_t row, IntegerRow& out)>& read_row,
+                      const BlockInt16& x, std::span<const float> bias, float* out,
+                      int64_t out_stride) {
+  ASSAY_CHECK(x.columns == columns);
+  for (int64_t row = 0; row < rows; ++row) {
+    IntegerRow integers;
+    read_row(row, integers);
+    const ReferenceRow weights(format, columns, group_size, std::move(integers));
+    if (weights.first_bad_value() >= 0) {
+      throw NumericError("row " + std::to_string(row) + ", column " +
+                         std::to_string(weights.first_bad_value()) +
+                         ": weight is not finite or above 32639*2^100");
+    }
+    for (int64_t token = 0; token < x.rows; ++token) {
+      bool bad = false;
+      float y = weights.dot(x, token, &bad);
+      if (bad) throw_infinite_product(token, row);
+      if (!bias.empty()) y = y + bias[static_cast<size_t>(row)];
+      out[token * out_stride + row] = y;
+    }
+  }
+}
+
+}  // namespace assay
