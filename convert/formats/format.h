@@ -36,12 +36,12 @@ struct IntegerRow {
 /// Where a matrix in some format lies. Never owns. rows × columns, row-major.
 struct WeightView {
   const class WeightFormat* format = nullptr;
-  int64_t rows = 0;                      // out_features
-  int64_t columns = 0;                   // in_features
-  int64_t group_size = 0;                // columns per scale; 0 for formats without groups
-  std::span<const std::byte> data;       // blocks, or packed codes (rows · row_bytes)
-  TensorView scales;                     // W4A16: (rows, n_groups), F16, BF16 or F32
-  std::span<const uint8_t> zero_points;  // W4A16 asymmetric: (rows, n_groups), unsigned domain
+  int64_t rows = 0;                           // out_features
+  int64_t columns = 0;                        // in_features
+  int64_t group_size = 0;                     // columns per scale; 0 for formats without groups
+  std::span<const std::byte> data = {};       // blocks, or packed codes (rows · row_bytes)
+  TensorView scales = {};                     // W4A16: (rows, n_groups), F16, BF16 or F32
+  std::span<const uint8_t> zero_points = {};  // W4A16 asymmetric: (rows, n_groups), unsigned domain
 
   int64_t n_groups() const { return group_size == 0 ? 0 : (columns + group_size - 1) / group_size; }
 };

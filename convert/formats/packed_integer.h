@@ -1,0 +1,106 @@
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <string>
+
+#include "convert/core/dtype.h"
+#include "convert/core/error.h"
+#include "convert/formats/block_format.h"
+
+namespace assay {
+
+/// Value `index` of a tensor of F32, F16 or BF16 at any alignment, as f32.
+inline float scalar_at(const TensorView& view, int64_t index) {
+  const std::byte* at =
+      view.bytes.data() + static_cast<size_t>(index) * (view.dtype == DType::kF32 ? 4 : 2);
+  if (view.dtype == DType::kF32) {
+    float value;
+    std::memcpy(&value, at, sizeof(value));
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, at, sizeof(bits));
+  return view.dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+/// Weights as unsigned codes with a scale (and a zero point) per group of columns:
+///   w = scale · (code − zero),  zero = 2^(bits−1) where symmetric.
+/// `data`: per row the codes packed little-endian along the row, kBits each, in 32-bit words, as in
+/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (formats.md §3.2). Rows hold whole
+/// words: columns are a multiple of 32/kBits. `scales` (rows, n_groups); `zero_points`
+/// (rows, n_groups), unsigned domain, only where asymmetric.
+template <int kBits, bool kSymmetric>
+class PackedIntegerFormat final : public WeightFormat {
+ public:
+  static_assert(kBits == 4 || kBits == 8);
+  explicit PackedIntegerFormat(std::string_view name) : name_(name) {}
+
+  std::string_view name() const override { return name_; }
+  Fold fold() const override { return Fold::kGroup; }
+  int code_bits() const override { return kBits; }
+  int64_t block_columns() const override { return 32 / kBits; }
+  int64_t block_bytes() const override { return 4; }
+
+  void read_integers(const WeightView& view, int64_t row, IntegerRow& out) const override {
+    resize_integer_row(*this, view.columns, view.group_size, out);
+    unpack(view, row, out.codes);
+    const int64_t n_groups = view.n_groups();
+    for (int64_t g = 0; g < n_groups; ++g) {
+      out.scales[static_cast<size_t>(g)] = scalar_at(view.scales, row * n_groups + g);
+      out.zeros[static_cast<size_t>(g)] = zero_point(view, row * n_groups + g);
+    }
+  }
+
+  void decode_row(const WeightView& view, int64_t row, std::span<float> out) const override {
+    ASSAY_CHECK(static_cast<int64_t>(out.size()) == view.columns);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(row_bytes_of(view, row).data());
+    const int64_t n_groups = view.n_groups();
+    for (int64_t g = 0; g < n_groups; ++g) {
+      const float scale = scalar_at(view.scales, row * n_groups + g);
+      const int zero = zero_point(view, row * n_groups + g);
+      const int64_t end = std::min(view.columns, (g + 1) * view.group_size);
+      for (int64_t k = g * view.group_size; k < end; ++k) {
+        out[static_cast<size_t>(k)] = scale * static_cast<float>(code_at(bytes, k) - zero);
+      }
+    }
+  }
+
+  std::optional<std::string> find_fault(const WeightView& view, int64_t row) const override {
+    const int64_t n_groups = view.n_groups();
+    for (int64_t g = 0; g < n_groups; ++g) {
+      const float scale = scalar_at(view.scales, row * n_groups + g);
+      if (std::isfinite(scale) && scale >= 0.0f) continue;
+      return "the scale of group " + std::to_string(g) + " is " + std::to_string(scale) +
+             "; scales must be finite and not negative";
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static int code_at(const uint8_t* bytes, int64_t column) {
+    if constexpr (kBits == 8) return bytes[column];
+    return (bytes[column / 2] >> (4 * (column % 2))) & 15;
+  }
+
+  static int zero_point(const WeightView& view, int64_t index) {
+    if constexpr (kSymmetric) return 1 << (kBits - 1);
+    return view.zero_points[static_cast<size_t>(index)];
+  }
+
+  static void unpack(const WeightView& view, int64_t row, std::span<uint8_t> codes) {
+    const auto* bytes = reinterpret_cast<const uint8_t*>(row_bytes_of(view, row).data());
+    for (size_t k = 0; k < codes.size(); ++k) {
+      codes[k] = static_cast<uint8_t>(code_at(bytes, static_cast<int64_t>(k)));
+    }
+  }
+
+  std::string_view name_;
+};
+
+/// Packs one row of unsigned codes the way PackedIntegerFormat reads them. `out` holds
+/// ⌈codes·bits/32⌉ words; unused bits are zero. bits 4 or 8; a code that does not fit is our own
+/// mistake (case B37).
+void pack_codes(int bits, std::span<const uint8_t> codes, std::span<std::byte> out);
+
+}  // namespace assay

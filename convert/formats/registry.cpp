@@ -1,0 +1,128 @@
+#include <cctype>
+#include <cmath>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/formats/block_format.h"
+#include "convert/formats/format_list.h"
+
+namespace assay {
+
+std::span<const WeightFormat* const> all_formats() {
+  static const WeightFormat* const kFormats[] = {
+#define ASSAY_FORMAT(name) &name##_format(),
+#include "convert/formats/formats.def"
+#undef ASSAY_FORMAT
+  };
+  return kFormats;
+}
+
+namespace {
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (std::tolower(static_cast<unsigned char>(a[i])) !=
+        std::tolower(static_cast<unsigned char>(b[i])))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const WeightFormat* find_format(std::string_view name) {
+  for (const WeightFormat* format : all_formats()) {
+    if (equal_ignoring_case(format->name(), name)) return format;
+  }
+  return nullptr;
+}
+
+const WeightFormat* find_gguf_format(uint32_t type_id) {
+  for (const WeightFormat* format : all_formats()) {
+    if (format->gguf_type() == type_id) return format;
+  }
+  return nullptr;
+}
+
+const WeightFormat& scalar_format(DType dtype) {
+  const WeightFormat* format = find_format(dtype_name(dtype));
+  if (format == nullptr || format->fold() != Fold::kFloat) {
+    throw UnsupportedError("weights of type " + std::string(dtype_name(dtype)) +
+                           " are not supported; F32, F16 and BF16 are");
+  }
+  return *format;
+}
+
+const WeightFormat& integer_format(int bits, bool symmetric) {
+  ASSAY_CHECK(bits == 4 || bits == 8);
+  if (bits == 4) return symmetric ? w4_format() : w4_asym_format();
+  return symmetric ? w8_format() : w8_asym_format();
+}
+
+uint64_t WeightFormat::row_bytes(int64_t columns) const {
+  if (columns <= 0 || columns % block_columns() != 0) {
+    throw ShapeError("rows of " + std::to_string(columns) + " columns cannot be stored as " +
+                     std::string(name()) + ": its blocks hold " + std::to_string(block_columns()) +
+                     " columns; choose a type with smaller blocks or keep 16 bits");
+  }
+  return checked_multiply(static_cast<uint64_t>(columns / block_columns()),
+                          static_cast<uint64_t>(block_bytes()), "size of a row");
+}
+
+void WeightFormat::encode_row(std::span<const float>, std::span<const float>,
+                              std::span<std::byte>) const {
+  throw UnsupportedError("there is no encoder for " + std::string(name()));
+}
+
+void resize_integer_row(const WeightFormat& format, int64_t columns, int64_t group_size,
+                        IntegerRow& out) {
+  const Fold fold = format.fold();
+  const auto n = static_cast<size_t>(columns);
+  const auto n_groups =
+      group_size == 0 ? size_t{0} : static_cast<size_t>((columns + group_size - 1) / group_size);
+  const size_t n_sub_blocks =
+      fold == Fold::kSuperBlock ? n / static_cast<size_t>(format.sub_block()) : 0;
+  out.codes.resize(fold == Fold::kFloat ? 0 : n);
+  out.scales.resize(fold == Fold::kFloat ? 0 : n_groups);
+  out.mins.resize(fold == Fold::kAffine || fold == Fold::kSuperBlock ? n_groups : 0);
+  out.zeros.resize(fold == Fold::kGroup ? n_groups : 0);
+  out.sub_scales.resize(n_sub_blocks);
+  out.sub_mins.resize(n_sub_blocks);
+  out.values.resize(fold == Fold::kFloat ? n : 0);
+}
+
+std::span<const std::byte> row_bytes_of(const WeightView& view, int64_t row) {
+  const uint64_t n = view.format->row_bytes(view.columns);
+  ASSAY_CHECK(row >= 0 && row < view.rows);
+  ASSAY_CHECK(view.data.size() >= n * static_cast<uint64_t>(view.rows));
+  return view.data.subspan(n * static_cast<uint64_t>(row), n);
+}
+
+void check_encoder_input(const WeightFormat& format, std::span<const float> row,
+                         std::span<const float> importance, std::span<std::byte> out) {
+  if (out.size() != format.row_bytes(static_cast<int64_t>(row.size()))) {
+    throw ShapeError(std::string(format.name()) + ": the output of a row of " +
+                     std::to_string(row.size()) + " columns has " + std::to_string(out.size()) +
+                     " bytes");
+  }
+  for (size_t i = 0; i < row.size(); ++i) {
+    if (!std::isfinite(row[i])) {
+      throw NumericError("column " + std::to_string(i) + " is " + std::to_string(row[i]) +
+                         "; only finite values can be stored as " + std::string(format.name()));
+    }
+  }
+  if (importance.empty()) return;
+  if (importance.size() != row.size()) {
+    throw ShapeError("an importance of " + std::to_string(importance.size()) +
+                     " values does not fit rows of " + std::to_string(row.size()) + " columns");
+  }
+  for (size_t i = 0; i < importance.size(); ++i) {
+    if (!std::isfinite(importance[i]) || importance[i] < 0.0f) {
+      throw NumericError("the importance of column " + std::to_string(i) + " is " +
+                         std::to_string(importance[i]) + "; it must be finite and not negative");
+    }
+  }
+}
+
+}  // namespace assay
