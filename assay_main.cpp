@@ -1,6 +1,12 @@
-#include <vector>
+#include "convert/cli/commands.h"
+#include "git_id.h"
 
-#include "convert/cli/command.h"
-
-/// The list of subcommands: each folder's *_main.cpp defines one or more, this is their one index.
-int main(int, char**) { return 0; }
+/// The one list of subcommands, in the order of the help. A command is a function in a *_main.cpp,
+/// declared in its folder's commands.h, and one row here.
+int main(int argc, char** argv) {
+  const assay::cli::Command* const commands[] = {
+      &assay::cli::version_command(),
+      &assay::cli::env_command(),
+  };
+  return assay::cli::run_program(argc, argv, commands, {.git_id = ASSAY_GIT_ID});
+}

@@ -18,32 +18,33 @@ namespace assay::cli {
 enum class ValueKind : uint8_t { kFlag, kText, kPath, kInteger, kNumber, kBytes /* 512M, 2GiB */ };
 
 /// One option. The same row feeds parsing, help, the environment (ASSAY_<NAME>), the YAML config,
-/// completion and did-you-mean.
+/// completion and did-you-mean. Members have initialisers so that tables name only those they set.
 struct Option {
-  std::string name;     // "group-size"
-  char short_name = 0;  // 'm' for -m
+  std::string name = {};  // "group-size"
+  char short_name = 0;    // 'm' for -m
   ValueKind kind = ValueKind::kText;
-  std::string value_name;     // "N", shown in help
-  std::string default_value;  // shown in help; empty: none
-  std::string help;           // one or two sentences, with the unit
-  std::string group;          // "Input", "Quantization", …, in order of first use
+  std::string value_name = {};     // "N", shown in help
+  std::string default_value = {};  // shown in help; empty: none
+  std::string help = {};           // one or two sentences, with the unit
+  std::string group = {};          // "Input", "Quantization", …, in order of first use
   bool required = false;
-  bool repeatable = false;
-  bool expert = false;                     // only in --help-all
-  std::vector<std::string> choices;        // allowed words
-  std::optional<double> minimum, maximum;  // for kInteger, kNumber
+  bool repeatable = false;                // in the environment: values separated by ';'
+  bool expert = false;                    // only in --help-all
+  std::vector<std::string> choices = {};  // allowed words
+  std::optional<double> minimum = {};     // for kInteger, kNumber, kBytes
+  std::optional<double> maximum = {};
 };
 
 struct Positional {
-  std::string name;  // "MODEL"
-  std::string help;
+  std::string name = {};  // "MODEL"
+  std::string help = {};
   bool optional = false;
   bool repeatable = false;  // the last one only
 };
 
 struct Example {
-  std::string command;  // "assay quantize model --out model-W4A16"
-  std::string explanation;
+  std::string command = {};  // "assay quantize model --out model-W4A16"
+  std::string explanation = {};
 };
 
 /// Parsed values, each with where it came from. Precedence: command line, environment, config,
@@ -53,6 +54,8 @@ class Arguments {
   enum class Origin : uint8_t { kDefault, kConfig, kEnvironment, kCommandLine };
   bool given(std::string_view name) const;  // not merely the default
   Origin origin(std::string_view name) const;
+  /// "command line", "ASSAY_BITS", "run.yaml:3:9" or "default".
+  std::string place(std::string_view name) const;
   bool flag(std::string_view name) const;
   std::string text(std::string_view name) const;  // empty if absent
   std::optional<std::string> optional_text(std::string_view name) const;
@@ -60,15 +63,27 @@ class Arguments {
   int64_t integer(std::string_view name) const;
   double number(std::string_view name) const;
   uint64_t bytes(std::string_view name) const;
-  /// All values by name, for manifests and `--show-config`.
+  /// All values by name (sorted), for manifests and `--show-config`: numbers, sizes and flags as
+  /// such, repeatable options as arrays, absent ones as null.
   Json to_json() const;
+  Json value_to_json(std::string_view name) const;
 
-  void set(std::string_view name, std::vector<std::string> values, Origin origin);
+  /// What to_json() and place() need to know beyond the values.
+  struct Details {
+    ValueKind kind = ValueKind::kText;
+    bool is_list = false;  // repeatable
+    std::string place;     // empty: the usual words for the origin
+  };
+  void set(std::string_view name, std::vector<std::string> values, Origin origin, Details details);
+  void set(std::string_view name, std::vector<std::string> values, Origin origin) {
+    set(name, std::move(values), origin, Details());
+  }
 
  private:
   struct Value {
     std::vector<std::string> values;
     Origin origin = Origin::kDefault;
+    Details details;
   };
   std::map<std::string, Value, std::less<>> values_;
 };
@@ -100,21 +115,32 @@ class Terminal {
 
 /// One subcommand. run() throws assay::Error for errors; its result is the exit code.
 struct Command {
-  std::string_view name;
-  std::string_view brief;   // one line for the index
-  std::string description;  // a paragraph
-  std::vector<Positional> positionals;
-  std::vector<Option> options;
-  std::vector<Example> examples;
+  std::string_view name = {};
+  std::string_view brief = {};   // one line for the index
+  std::string description = {};  // a paragraph
+  std::vector<Positional> positionals = {};
+  std::vector<Option> options = {};
+  std::vector<Example> examples = {};
   ExitCode (*run)(const Arguments& arguments, Terminal& terminal) = nullptr;
 };
 
 /// Options that every command has (threads, isa, json, quiet, verbose, color, progress, log-file,
-/// config, help, help-all).
+/// config, show-config, help, help-all). Commands do not declare these names again.
 std::vector<Option> global_options();
 
+/// What folders above convert add to the program. Empty members are skipped.
+struct ProgramHooks {
+  /// The commit that the program was built from.
+  std::string_view git_id = {};
+  /// Called before a command runs with the value of --isa: "auto", "scalar", "avx2" or "avx512".
+  /// Throws UsageError or UnsupportedError if this machine cannot run it.
+  std::function<void(const std::string& isa)> set_isa = {};
+};
+
 /// Parses, dispatches, maps errors to messages on stderr and exit codes. The program's main.
-int run_program(int argc, const char* const* argv, std::span<const Command* const> commands);
+/// The commands help, completion and the hidden __complete are added here.
+int run_program(int argc, const char* const* argv, std::span<const Command* const> commands,
+                const ProgramHooks& hooks = {});
 
 /// True once the user pressed Ctrl-C (or SIGTERM came): long work ends at its next safe point and
 /// throws StoppedError. A second signal ends the process with 130.

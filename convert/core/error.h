@@ -16,7 +16,8 @@ enum class ExitCode : int {
   kDevice = 5,
   kResources = 6,
   kUnsupported = 7,
-  kStopped = 75,  // stopped at a point from which --resume goes on
+  kInternal = 70,  // our own mistake: an exception that nobody expected
+  kStopped = 75,   // stopped at a point from which --resume goes on
 };
 
 /// Base of everything that Assay throws. A message says where, what was found, what was expected,

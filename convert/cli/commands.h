@@ -1,0 +1,12 @@
+#pragma once
+
+#include "convert/cli/command.h"
+
+namespace assay::cli {
+
+// Commands that say something about the program itself. Each folder that defines commands has such
+// a header; assay_main.cpp lists them.
+const Command& version_command();  // version_main.cpp
+const Command& env_command();      // env_main.cpp
+
+}  // namespace assay::cli

@@ -1,0 +1,168 @@
+#include "convert/cli/program.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <new>
+
+#include "convert/cli/build_info.h"
+#include "convert/cli/help.h"
+#include "convert/cli/parse.h"
+#include "convert/cli/signals.h"
+#include "convert/cli/stream_terminal.h"
+#include "convert/cli/suggest.h"
+#include "convert/core/parallel.h"
+
+namespace assay::cli {
+namespace {
+
+constexpr int kBrokenPipeExit = 141;  // 128 + SIGPIPE
+
+using Words = std::vector<std::string>;
+
+const Command* find_command(std::span<const Command* const> commands, std::string_view name) {
+  for (const Command* command : commands) {
+    if (command->name == name) return command;
+  }
+  return nullptr;
+}
+
+const Command& known_command(std::span<const Command* const> commands, const std::string& name) {
+  if (const Command* command = find_command(commands, name)) return *command;
+  Words names;
+  for (const Command* command : commands) {
+    if (!command->name.starts_with("__")) names.emplace_back(command->name);
+  }
+  if (name.starts_with("-")) {
+    throw UsageError(
+        fmt::format("expected a command, found the option \"{}\"; options come after "
+                    "the command: assay COMMAND {}",
+                    name, name));
+  }
+  throw UsageError(fmt::format("there is no command \"{}\"{}", name, did_you_mean(name, names)));
+}
+
+bool is_any_of(const std::string& word, std::initializer_list<std::string_view> words) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
+
+void apply_threads(const Arguments& arguments, const Surroundings& surroundings) {
+  int64_t n_threads = arguments.integer("threads");
+  int64_t openmp_threads = 0;
+  if (n_threads == 0 && parse_integer(surroundings.variable("OMP_NUM_THREADS"), openmp_threads)) {
+    n_threads = std::clamp<int64_t>(openmp_threads, 0, 1024);
+  }
+  set_n_threads(static_cast<int>(n_threads));
+}
+
+/// One run of the program. The terminal is a member so that errors reach the log file too.
+class Run {
+ public:
+  Run(std::span<const Command* const> commands, const ProgramHooks& hooks,
+      const Surroundings& surroundings)
+      : commands_(commands), hooks_(hooks), surroundings_(surroundings) {}
+
+  int execute(const Words& words) {
+    try {
+      return finish(dispatch(words));
+    } catch (const BrokenPipe&) {
+      return kBrokenPipeExit;
+    } catch (const Error& error) {
+      return report(error.what(), error.exit_code());
+    } catch (const std::bad_alloc&) {
+      return report("out of memory; fewer threads, shorter contexts or smaller batches need less",
+                    ExitCode::kResources);
+    } catch (const std::exception& error) {
+      return report(fmt::format("unexpected: {}; this is a fault of assay, please report it with "
+                                "the command and the output of \"assay env\"",
+                                error.what()),
+                    ExitCode::kInternal);
+    }
+  }
+
+ private:
+  ExitCode dispatch(const Words& words) {
+    const int columns = surroundings_.columns();
+    if (words.empty()) {
+      surroundings_.write_error(index_help(commands_, columns));
+      return ExitCode::kUsage;
+    }
+    const bool wants_index = is_any_of(words[0], {"--help", "-h", "--help-all"});
+    if (wants_index || (words[0] == "help" && words.size() == 1)) {
+      surroundings_.write_out(index_help(commands_, columns));
+      return ExitCode::kDone;
+    }
+    if (words[0] == "help") {
+      const Command& command = known_command(commands_, words[1]);
+      surroundings_.write_out(command_help(command, /*all=*/false, columns));
+      return ExitCode::kDone;
+    }
+    const bool wants_version = is_any_of(words[0], {"--version", "-V"});
+    command_ = &known_command(commands_, wants_version ? "version" : words[0]);
+    return run_command(*command_, Words(words.begin() + 1, words.end()));
+  }
+
+  ExitCode run_command(const Command& command, const Words& words) {
+    const OptionTable table(command);
+    Arguments arguments = parse_command_line(command, table, words);
+    const bool all = arguments.flag("help-all");
+    if (all || arguments.flag("help")) {
+      surroundings_.write_out(command_help(command, all, surroundings_.columns()));
+      return ExitCode::kDone;
+    }
+    json_ = arguments.flag("json");
+    add_environment(table, surroundings_.environment, arguments);
+    add_defaults(command, table, arguments);
+    json_ = arguments.flag("json");
+    check_required(command, table, arguments);
+
+    apply_threads(arguments, surroundings_);
+    if (hooks_.set_isa) hooks_.set_isa(arguments.text("isa"));
+    terminal_ = std::make_unique<StreamTerminal>(TerminalOptions::from(arguments, surroundings_),
+                                                 surroundings_);
+    return command.run(arguments, *terminal_);
+  }
+
+  /// A log file with missing lines is no success.
+  int finish(ExitCode code) {
+    const std::string fault = terminal_ ? terminal_->log_file_fault() : std::string();
+    if (fault.empty() || code != ExitCode::kDone) return static_cast<int>(code);
+    return report(fault, ExitCode::kInput);
+  }
+
+  int report(const std::string& message, ExitCode code) {
+    const std::string name = command_ == nullptr ? "" : fmt::format(" {}", command_->name);
+    std::string text = fmt::format("assay{}: {}", name, message);
+    if (code == ExitCode::kUsage) text += fmt::format("\nTry: assay{} --help", name);
+    if (terminal_) {
+      terminal_->log(LogLevel::kError, text);
+    } else {
+      surroundings_.write_error("error: " + text + "\n");
+    }
+    return static_cast<int>(code);
+  }
+
+  std::span<const Command* const> commands_;
+  const ProgramHooks& hooks_;
+  const Surroundings& surroundings_;
+  const Command* command_ = nullptr;
+  std::unique_ptr<StreamTerminal> terminal_;
+  bool json_ = false;
+};
+
+}  // namespace
+
+int run_words(const std::vector<std::string>& words, std::span<const Command* const> commands,
+              const ProgramHooks& hooks, const Surroundings& surroundings) {
+  return Run(commands, hooks, surroundings).execute(words);
+}
+
+int run_program(int argc, const char* const* argv, std::span<const Command* const> commands,
+                const ProgramHooks& hooks) {
+  install_signal_handlers();
+  if (!hooks.git_id.empty()) set_git_id(hooks.git_id);
+  const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  return run_words(words, commands, hooks, process_surroundings());
+}
+
+}  // namespace assay::cli
