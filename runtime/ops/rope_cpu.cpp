@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "convert/core/error.h"
+#include "convert/core/math64.h"
 #include "convert/core/sha256.h"
-#include "runtime/math64.h"
 #include "runtime/ops/rope.h"
 
 namespace assay {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "runtime/math64.h"
+#include "convert/core/math64.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
 

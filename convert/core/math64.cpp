@@ -1,4 +1,4 @@
-#include "runtime/math64.h"
+#include "convert/core/math64.h"
 
 #include <array>
 #include <cmath>
