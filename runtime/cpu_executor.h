@@ -23,7 +23,9 @@ struct CpuWeights {
   std::shared_ptr<const Checkpoint> checkpoint;         // embedding rows are read from it
 };
 
-/// Binds everything that ops [begin, end) read, from the checkpoint. Already bound slots are kept.
+/// Binds everything that ops [begin, end) read, from the checkpoint. Already bound slots are kept
+/// (a rope table with fewer than max_positions is made again). Throws ShapeError, or NumericError
+/// naming module and row for weights that have no finite form.
 void bind_weights(const Program& program, std::shared_ptr<const Checkpoint> checkpoint, int begin,
                   int end, int64_t max_positions, CpuWeights& weights);
 
@@ -51,12 +53,23 @@ struct CpuContext {
   int64_t n_rows = 0;  // rows that ops work on now (after SelectRowsOp: the selected)
 };
 
-/// Prepares a context for n_rows rows: sizes every register that ops [begin, end) use.
+/// Prepares a context for n_rows rows: sizes every register that ops [begin, end) use (larger ones
+/// are kept) and sets program and n_rows.
 void prepare_registers(const Program& program, int begin, int end, int64_t n_rows,
                        CpuContext& context);
 
-/// Runs one op. Throws NumericError with op, layer, position and value.
+/// Runs one op on the first n_rows rows. Throws NumericError with op, layer, position and value.
 void run_op(const Op& op, CpuContext& context);
+
+/// Throws NumericError "<op>: layer …, sequence …, position …, column …: <what>: <value>". `row` is
+/// a row of the op's registers.
+[[noreturn]] void throw_not_finite(const Op& op, const CpuContext& context, int64_t row,
+                                   int64_t column, float value, std::string_view what);
+
+/// Bytes of a register of n_rows rows.
+uint64_t register_bytes(const RegisterSpec& spec, int64_t n_rows);
+/// n_rows, or n_selected for a register that ops after SelectRowsOp write.
+int64_t register_rows(const Program& program, Register r, int64_t n_rows, int64_t n_selected);
 
 /// The host device.
 std::unique_ptr<Device> make_cpu_device();

@@ -27,12 +27,14 @@ struct ExecutorOptions {
   KvType kv_type = KvType::kF16;
   int n_sequences = 1;
   int64_t context = 0;             // positions per sequence; 0: the model's context_length
-  int64_t max_batch_tokens = 512;  // most rows of one forward call
-  bool check_finite = true;
+  int64_t max_batch_tokens = 512;  // rows that run together; longer calls are cut, with equal bits
+  bool check_finite = true;        // of logits; all other checks belong to the arithmetic
 };
 
 /// Sees every register that an op wrote, on the host, after it ran.
-/// values (rows, columns) row-major fp32; block-int16 registers are shown as s·q.
+/// values (rows, columns) row-major fp32; block-int16 registers are shown as s·q. A call is cut
+/// into passes of at most max_batch_tokens rows (logits: fewer), so an op is seen once per pass,
+/// rows ascending.
 using OpObserver =
     std::function<void(const Op& op, const RegisterSpec& spec, std::span<const float> values)>;
 
@@ -59,7 +61,7 @@ class Executor {
   /// Runs the batch. `logits` receives (n selected rows, vocab_size), items in order. Throws
   /// UsageError before any work if a sequence would pass the context (case B67) or a token id is
   /// outside the vocabulary; NumericError with op, layer, position and value at the first number
-  /// that is not finite.
+  /// that is not finite. After an exception every sequence has the length it had before.
   virtual void forward(std::span<const BatchItem> items, std::vector<float>& logits,
                        const OpObserver& observer = nullptr) = 0;
 };
@@ -77,6 +79,7 @@ class Device {
 };
 
 /// "cpu", or "cuda[:N]" through the plug-in libassay-cuda.so (DeviceError if it cannot be loaded).
+/// UsageError for any other word.
 std::unique_ptr<Device> open_device(std::string_view name);
 
 }  // namespace assay

@@ -151,7 +151,9 @@ struct Program {
   Register logits;              // fp32 (vocab_size), one row per selected token
 };
 
-/// Builds the program of a model from its spec alone.
+/// Builds the program of a model from its spec alone; `tensors` (the family's table) gives the
+/// matrices their names and says which are quantizable. Registers are shared by all layers of equal
+/// widths. Throws FormatError if a tensor that the spec needs is not in the table.
 Program build_program(const ModelSpec& spec, const std::vector<TensorEntry>& tensors);
 
 }  // namespace assay

@@ -38,6 +38,9 @@ int64_t quantize_block_int16(const float* x, int64_t rows, int64_t columns, int6
 int64_t quantize_block_int16_reference(const float* x, int64_t rows, int64_t columns,
                                        int64_t stride, BlockInt16& out);
 
+/// s·q of every element, exact in fp32; out (rows, columns).
+void dequantize_block_int16(const BlockInt16& x, float* out);
+
 /// The exponent e of the rule above for a given amax (finite, ≤ 32,639·2^100).
 int block_int16_exponent(float amax);
 

@@ -92,6 +92,16 @@ int64_t quantize_block_int16_reference(const float* x, int64_t rows, int64_t col
   return -1;
 }
 
+void dequantize_block_int16(const BlockInt16& x, float* out) {
+  for (int64_t row = 0; row < x.rows; ++row) {
+    for (int64_t k = 0; k < x.columns; ++k) {
+      const auto at = static_cast<size_t>(row * x.padded_columns + k);
+      const int32_t q = 256 * x.high[at] + x.low[at];
+      out[row * x.columns + k] = x.scales[at / kActivationGroup] * static_cast<float>(q);
+    }
+  }
+}
+
 int64_t quantize_block_int16(const float* x, int64_t rows, int64_t columns, int64_t stride,
                              BlockInt16& out) {
   return quantize_block_int16_reference(x, rows, columns, stride, out);

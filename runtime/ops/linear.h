@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "convert/core/error.h"
 #include "convert/formats/format.h"
 #include "runtime/ops/block_int16.h"
 
@@ -43,18 +44,22 @@ class PackedMatrix {
   std::unique_ptr<State> state_;
 };
 
+/// A product c_g = w_scale·s_g that is not finite; the caller knows op, layer and position.
+struct InfiniteProduct : NumericError {
+  InfiniteProduct(int64_t token_index, int64_t row_index);
+  int64_t token = 0;  // row of x
+  int64_t row = 0;    // of the matrix
+};
+
 /// y = W x (+ bias) for every row of x: exact integer group sums and the ordered fold of
 /// arithmetic.md §3.
 /// x     (n_tokens, columns) block int16
 /// bias  empty, or (rows), added after the fold
 /// out   (n_tokens, rows), row stride `out_stride`
 /// Parallel over tiles of rows; the bits do not depend on ISA, threads or n_tokens. Throws
-/// NumericError (element index in the message) if a product c_g = w_scale·s_g is infinite.
+/// InfiniteProduct if a product c_g = w_scale·s_g is infinite.
 void linear(const PackedMatrix& weights, const BlockInt16& x, std::span<const float> bias,
             float* out, int64_t out_stride);
-
-/// Throws the NumericError of an infinite product c_g.
-[[noreturn]] void throw_infinite_product(int64_t token, int64_t row);
 
 /// The same, straight from the page: one row at a time, no layout, no SIMD. The oracle of the
 /// tests.

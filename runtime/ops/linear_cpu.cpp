@@ -6,11 +6,12 @@
 
 namespace assay {
 
-void throw_infinite_product(int64_t token, int64_t row) {
-  throw NumericError("token " + std::to_string(token) + " of the batch, output " +
-                     std::to_string(row) +
-                     ": product of weight scale and activation scale is not finite");
-}
+InfiniteProduct::InfiniteProduct(int64_t token_index, int64_t row_index)
+    : NumericError("row " + std::to_string(token_index) + " of the input, output " +
+                   std::to_string(row_index) +
+                   ": product of weight scale and activation scale is not finite"),
+      token(token_index),
+      row(row_index) {}
 
 void linear_reference(const WeightFormat& format, int64_t rows, int64_t columns, int64_t group_size,
                       const std::function<void(int64_t row, IntegerRow& out)>& read_row,
@@ -29,7 +30,7 @@ void linear_reference(const WeightFormat& format, int64_t rows, int64_t columns,
     for (int64_t token = 0; token < x.rows; ++token) {
       bool bad = false;
       float y = weights.dot(x, token, &bad);
-      if (bad) throw_infinite_product(token, row);
+      if (bad) throw InfiniteProduct(token, row);
       if (!bias.empty()) y = y + bias[static_cast<size_t>(row)];
       out[token * out_stride + row] = y;
     }

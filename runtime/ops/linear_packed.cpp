@@ -80,7 +80,7 @@ void linear(const PackedMatrix& weights, const BlockInt16& x, std::span<const fl
       for (int64_t token = 0; token < x.rows; ++token) {
         bool bad = false;
         float y = weights.state().data[static_cast<size_t>(row)]->dot(x, token, &bad);
-        if (bad) throw_infinite_product(token, row);
+        if (bad) throw InfiniteProduct(token, row);
         if (!bias.empty()) y = y + bias[static_cast<size_t>(row)];
         out[token * out_stride + row] = y;
       }

@@ -123,11 +123,16 @@ struct RowFold {
   }
 };
 
+int64_t columns_per_scale(const WeightFormat& format, int64_t columns, int64_t group_size) {
+  if (format.fixed_group() > 0) return format.fixed_group();
+  return group_size > 0 ? group_size : columns;
+}
+
 ReferenceRow::ReferenceRow(const WeightFormat& format, int64_t columns, int64_t group_size,
                            IntegerRow row)
     : fold_(format.fold()),
       columns_(columns),
-      group_(group_size > 0 ? group_size : columns),
+      group_(columns_per_scale(format, columns, group_size)),
       sub_block_(format.sub_block()),
       code_zero_(format.code_zero()),
       row_(std::move(row)) {

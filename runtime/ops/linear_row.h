@@ -9,8 +9,11 @@
 
 namespace assay {
 
+/// Columns that share a scale: what the format fixes, else group_size, else (0 or less) the row.
+int64_t columns_per_scale(const WeightFormat& format, int64_t columns, int64_t group_size);
+
 /// One row of a matrix ready for the plain dot product of arithmetic.md §3. kFloat rows are
-/// converted to block int16 here, once. `row` must outlive nothing: it is copied.
+/// converted to block int16 here, once.
 class ReferenceRow {
  public:
   ReferenceRow(const WeightFormat& format, int64_t columns, int64_t group_size, IntegerRow row);

@@ -1,0 +1,247 @@
+#include <algorithm>
+#include <cmath>
+#include <iomanip>
+#include <sstream>
+#include <string>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "runtime/cpu_executor.h"
+#include "runtime/ops/attention.h"
+#include "runtime/ops/elementwise.h"
+#include "runtime/ops/kv_write.h"
+#include "runtime/ops/rms_norm.h"
+
+namespace assay {
+namespace {
+
+constexpr int64_t kElementGrain = 1 << 14;  // elements that are worth a turn of a thread
+
+/// Rows per turn such that a turn has about kElementGrain elements.
+int64_t row_grain(int64_t columns) {
+  return std::max<int64_t>(1, kElementGrain / std::max<int64_t>(1, columns));
+}
+
+class Runner {
+ public:
+  Runner(const Op& op, CpuContext& context) : op_(op), context_(context) {}
+
+  void operator()(const EmbedOp& op) const;
+  void operator()(const RmsNormOp& op) const;
+  void operator()(const QuantizeOp& op) const;
+  void operator()(const LinearOp& op) const;
+  void operator()(const RopeOp& op) const;
+  void operator()(const KvWriteOp& op) const;
+  void operator()(const AttentionOp& op) const;
+  void operator()(const SwiGluOp& op) const;
+  void operator()(const AddOp& op) const;
+  void operator()(const SelectRowsOp& op) const;
+
+ private:
+  const RegisterSpec& spec(Register r) const {
+    return context_.program->registers[static_cast<size_t>(r.index)];
+  }
+  int64_t columns(Register r) const { return spec(r).columns; }
+  float* f32(Register r) const {
+    return context_.registers.f32[static_cast<size_t>(r.index)].data();
+  }
+  BlockInt16& block(Register r) const {
+    return context_.registers.block[static_cast<size_t>(r.index)];
+  }
+  const std::vector<float>& vector(int index) const {
+    return context_.weights->vectors[static_cast<size_t>(index)];
+  }
+  int64_t n_rows() const { return context_.n_rows; }
+
+  const Op& op_;
+  CpuContext& context_;
+};
+
+void Runner::operator()(const EmbedOp& op) const {
+  const CheckpointMatrix matrix = context_.weights->checkpoint->matrix(Role::kTokenEmbedding);
+  const int64_t n = columns(op.out);
+  float* out = f32(op.out);
+  for (int64_t row = 0; row < n_rows(); ++row) {
+    matrix.decode_row(context_.token_ids[static_cast<size_t>(row)],
+                      std::span(out + row * n, static_cast<size_t>(n)));
+  }
+}
+
+void Runner::operator()(const RmsNormOp& op) const {
+  const int64_t n = columns(op.in);
+  const float* weight = vector(op.weight).data();
+  const float* in = f32(op.in);
+  float* out = f32(op.out);
+  parallel_for(n_rows(), row_grain(n), [&](int64_t begin, int64_t end) {
+    rms_norm(in + begin * n, weight, op.eps, end - begin, n, out + begin * n);
+  });
+}
+
+void Runner::operator()(const QuantizeOp& op) const {
+  const int64_t n = columns(op.in);
+  const int64_t bad = quantize_block_int16(f32(op.in), n_rows(), n, n, block(op.out));
+  if (bad >= 0) {
+    throw_not_finite(op_, context_, bad / n, bad % n, f32(op.in)[bad],
+                     "input of a linear is not finite or above 32639*2^100");
+  }
+}
+
+void Runner::operator()(const LinearOp& op) const {
+  const PackedMatrix& weights = *context_.weights->matrices[static_cast<size_t>(op.matrix)];
+  const auto bias = op.bias ? std::span<const float>(vector(*op.bias)) : std::span<const float>();
+  try {
+    linear(weights, block(op.in), bias, f32(op.out), columns(op.out));
+  } catch (const InfiniteProduct& error) {
+    throw_not_finite(op_, context_, error.token, error.row, INFINITY,
+                     "product of weight scale and activation scale");
+  }
+}
+
+void Runner::operator()(const RopeOp& op) const {
+  const RopeTable& table = *context_.weights->ropes[static_cast<size_t>(op.table)];
+  const int64_t n = columns(op.x);
+  float* x = f32(op.x);
+  parallel_for(n_rows(), row_grain(n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t position = context_.rows[static_cast<size_t>(row)].position;
+      rope_apply(table, position, x + row * n, op.n_heads, op.head_dim);
+    }
+  });
+}
+
+void Runner::operator()(const KvWriteOp& op) const {
+  const CacheLayerSpec& layer = context_.program->cache_layers[static_cast<size_t>(op.cache_layer)];
+  const int64_t n = columns(op.k);
+  parallel_for(n_rows(), row_grain(2 * n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const RowPosition at = context_.rows[static_cast<size_t>(row)];
+      const float* k = f32(op.k) + row * n;
+      const float* v = f32(op.v) + row * n;
+      const int64_t bad = kv_write(k, v, layer.n_kv_heads, layer.head_dim, op.cache_layer,
+                                   at.sequence, at.position, *context_.cache);
+      if (bad < 0) continue;
+      throw_not_finite(op_, context_, row, bad % n, bad < n ? k[bad] : v[bad - n],
+                       std::string(bad < n ? "K" : "V") + " is not finite after rounding to " +
+                           std::string(kv_type_name(context_.cache->type())));
+    }
+  });
+}
+
+void Runner::operator()(const AttentionOp& op) const {
+  const int64_t n = columns(op.q);
+  const int group = op.n_heads / op.n_kv_heads;
+  const KvCache& cache = *context_.cache;
+  // Heads outside, so that neighbouring turns read the same keys.
+  parallel_for(op.n_heads * n_rows(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto head = static_cast<int>(i / n_rows());
+      const int64_t row = i % n_rows();
+      const RowPosition at = context_.rows[static_cast<size_t>(row)];
+      const int64_t first =
+          op.sliding_window ? std::max<int64_t>(0, at.position - *op.sliding_window + 1) : 0;
+      const float* q = f32(op.q) + row * n + static_cast<int64_t>(head) * op.head_dim;
+      float* out = f32(op.out) + row * n + static_cast<int64_t>(head) * op.head_dim;
+      const bool finite = attend(q, cache.keys(op.cache_layer, at.sequence, head / group),
+                                 cache.values(op.cache_layer, at.sequence, head / group),
+                                 cache.type(), first, at.position, op.head_dim, op.scale, out);
+      if (!finite) {
+        throw_not_finite(op_, context_, row, static_cast<int64_t>(head) * op.head_dim, NAN,
+                         "attention score or output of head " + std::to_string(head));
+      }
+    }
+  });
+}
+
+void Runner::operator()(const SwiGluOp& op) const {
+  const int64_t n = n_rows() * columns(op.gate);
+  parallel_for(n, kElementGrain, [&](int64_t begin, int64_t end) {
+    swiglu(f32(op.gate) + begin, f32(op.up) + begin, end - begin, f32(op.out) + begin);
+  });
+}
+
+void Runner::operator()(const AddOp& op) const {
+  const int64_t n = n_rows() * columns(op.x);
+  parallel_for(n, kElementGrain, [&](int64_t begin, int64_t end) {
+    add(f32(op.x) + begin, f32(op.y) + begin, end - begin);
+  });
+}
+
+void Runner::operator()(const SelectRowsOp& op) const {
+  const int64_t n = columns(op.in);
+  const auto selected = static_cast<int64_t>(context_.selected_rows.size());
+  for (int64_t i = 0; i < selected; ++i) {
+    const int64_t row = context_.selected_rows[static_cast<size_t>(i)];
+    std::copy_n(f32(op.in) + row * n, n, f32(op.out) + i * n);
+  }
+  context_.n_rows = selected;
+}
+
+/// Batch row behind row `row` of the registers: after SelectRowsOp those are the selected ones.
+RowPosition position_of(const CpuContext& context, int64_t row) {
+  const bool selected = context.n_rows != static_cast<int64_t>(context.rows.size());
+  const int64_t batch_row = selected ? context.selected_rows[static_cast<size_t>(row)] : row;
+  return context.rows[static_cast<size_t>(batch_row)];
+}
+
+}  // namespace
+
+void throw_not_finite(const Op& op, const CpuContext& context, int64_t row, int64_t column,
+                      float value, std::string_view what) {
+  const RowPosition at = position_of(context, row);
+  std::ostringstream message;
+  message << op.name << ": ";
+  if (op.layer >= 0) message << "layer " << op.layer << ", ";
+  message << "sequence " << at.sequence << ", position " << at.position << ", column " << column
+          << ": " << what << ": " << std::setprecision(9) << value;
+  throw NumericError(message.str());
+}
+
+int64_t register_rows(const Program& program, Register r, int64_t n_rows, int64_t n_selected) {
+  bool after_selection = false;
+  for (const Op& op : program.ops) {
+    after_selection = after_selection || std::holds_alternative<SelectRowsOp>(op.kind);
+    const std::vector<Register> written = writes(op);
+    if (std::find(written.begin(), written.end(), r) != written.end()) {
+      return after_selection ? n_selected : n_rows;
+    }
+  }
+  return n_rows;
+}
+
+void prepare_registers(const Program& program, int begin, int end, int64_t n_rows,
+                       CpuContext& context) {
+  context.program = &program;
+  context.n_rows = n_rows;
+  context.registers.f32.resize(program.registers.size());
+  context.registers.block.resize(program.registers.size());
+  const auto prepare = [&](Register r) {
+    const auto i = static_cast<size_t>(r.index);
+    const RegisterSpec& spec = program.registers[i];
+    if (spec.block_int16) {
+      BlockInt16& block = context.registers.block[i];
+      if (block.columns != spec.columns || block.rows < n_rows) block.resize(n_rows, spec.columns);
+      return;
+    }
+    std::vector<float>& values = context.registers.f32[i];
+    const auto size = static_cast<size_t>(n_rows * spec.columns);
+    if (values.size() < size) values.resize(size);
+  };
+  for (int i = begin; i < end; ++i) {
+    const Op& op = program.ops[static_cast<size_t>(i)];
+    for (const Register r : reads(op)) prepare(r);
+    for (const Register r : writes(op)) prepare(r);
+  }
+}
+
+uint64_t register_bytes(const RegisterSpec& spec, int64_t n_rows) {
+  const auto rows = static_cast<uint64_t>(n_rows);
+  if (!spec.block_int16) return rows * static_cast<uint64_t>(spec.columns) * sizeof(float);
+  const int64_t groups = (spec.columns + kActivationGroup - 1) / kActivationGroup;
+  constexpr uint64_t kGroupBytes =
+      2 * kActivationGroup + sizeof(float) + 2 * sizeof(int16_t) * kActivationGroup / kSumColumns;
+  return rows * static_cast<uint64_t>(groups) * kGroupBytes;
+}
+
+void run_op(const Op& op, CpuContext& context) { std::visit(Runner(op, context), op.kind); }
+
+}  // namespace assay
