@@ -20,7 +20,9 @@ struct SafetensorsEntry {
   TensorView view;
 };
 
-/// One mapped safetensors file. All checks of formats.md §1.3 are made at open.
+/// One mapped safetensors file. All checks of formats.md §1.3 are made at open. A sound file with a
+/// tensor of a type that DType lacks (F4, F6 and those of the future) is an UnsupportedError that
+/// names the tensor.
 class SafetensorsFile {
  public:
   /// Throws FormatError (file, tensor, offset) or FileError.
@@ -59,7 +61,9 @@ class SafetensorsModel {
 };
 
 /// A tensor to be written: its bytes are asked for once, when its turn comes, so that a writer
-/// never holds more than one tensor.
+/// never holds more than one tensor. `write` calls the sink with successive pieces, in order and
+/// from outside parallel_for (the sink uses it); what a piece shows may be reused when the sink
+/// returns.
 struct TensorSource {
   std::string name;
   DType dtype = DType::kF32;
@@ -79,12 +83,14 @@ struct WrittenFile {
 };
 
 /// Canonical bytes: tensors by dtype descending, then name ascending; header padded to 8 bytes with
-/// spaces; `__metadata__` {"format":"pt"} first (formats.md §1.2). Written through AtomicFile.
+/// spaces; `__metadata__` {"format":"pt"} first (formats.md §1.2). Written through HashedFile.
+/// FormatError for two tensors of one name; ShapeError if a source gives too few or many bytes.
 WrittenFile write_safetensors(const std::string& path, std::vector<TensorSource> tensors);
 
-/// Writes `model.safetensors`, or shards of at most `max_shard_bytes` and their index, into
-/// `folder`. Tensors are dealt to shards in name order, so that a layer stays together where
-/// possible.
+/// Writes `model.safetensors`, or shards of at most `max_shard_bytes` tensor bytes and their index,
+/// into `folder`. Tensors are dealt to shards in name order; those that share a name up to the
+/// first number (a layer) stay together if they fit into one shard. A tensor larger than a shard
+/// gets one of its own. The index is written last and stands last in the result.
 std::vector<WrittenFile> write_safetensors_model(const std::string& folder,
                                                  std::vector<TensorSource> tensors,
                                                  uint64_t max_shard_bytes);

@@ -12,11 +12,13 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/file_system.h"
+#include "convert/core/json.h"
 
 namespace assay {
 namespace {
@@ -322,6 +324,34 @@ void write_text_file(const std::string& path, std::string_view text) {
 bool file_exists(const std::string& path) {
   struct stat status {};
   return ::stat(path.c_str(), &status) == 0;
+}
+
+std::string contained_path(const std::string& folder, std::string_view name,
+                           std::string_view source) {
+  namespace fs = std::filesystem;
+  const auto refuse = [&](const std::string& why) {
+    throw FormatError(std::string(source) + ": file name " + in_quotes(name) + " " + why);
+  };
+  if (name.empty() || name == "." || name == ".." ||
+      name.find_first_of(std::string_view("/\\\0", 3)) != std::string_view::npos) {
+    refuse("is not a plain name of a file in the same folder");
+  }
+  const std::string path = folder + "/" + std::string(name);
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) return path;
+  const fs::path home = fs::weakly_canonical(folder, error);
+  const fs::path target = fs::weakly_canonical(path, error);
+  if (error) refuse("is a link that cannot be followed: " + error.message());
+  const bool inside = target.parent_path() == home;
+  // <cache>/models--x--y/snapshots/<commit>/<file> -> <cache>/models--x--y/blobs/<hash>
+  const bool in_cache = home.parent_path().filename() == "snapshots" &&
+                        target.parent_path() == home.parent_path().parent_path() / "blobs";
+  if (!inside && !in_cache) {
+    refuse("is a link to " + target.string() +
+           ", outside of the folder; copy the file into the folder or open the folder that holds "
+           "it");
+  }
+  return path;
 }
 
 uint64_t available_bytes(const std::string& folder) {

@@ -97,6 +97,14 @@ std::string read_text_file(const std::string& path);
 void write_text_file(const std::string& path, std::string_view text);  // through AtomicFile
 bool file_exists(const std::string& path);                             // anything of that name
 
+/// `folder`/`name` for a file name that comes from inside another file (an index). FormatError,
+/// beginning with `source`, unless it is a plain base name and what it names, links followed, lies
+/// in the folder; the one way out that is allowed are the `blobs` of a Hugging Face cache, to which
+/// the files of its `snapshots/<commit>` folders are links. Nothing is opened. A file that does not
+/// exist is fine here.
+std::string contained_path(const std::string& folder, std::string_view name,
+                           std::string_view source);
+
 /// Bytes that an unprivileged process can still write to the file system that holds `folder`.
 uint64_t available_bytes(const std::string& folder);
 /// To be called before long work whose result goes into `folder`, which must exist: throws

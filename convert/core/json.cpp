@@ -72,7 +72,8 @@ struct HandlerBase {
 // Builds the tree bottom up: finished values wait on one stack until their container ends, so that
 // each container is allocated once with its exact size.
 struct Builder : HandlerBase {
-  Builder(std::string_view text_, std::string_view source_) : text(text_), source(source_) {}
+  Builder(std::string_view text_, std::string_view source_, uint64_t max_values_)
+      : text(text_), source(source_), max_values(max_values_) {}
 
   bool on_object_begin(Code&) { return true; }
   bool on_array_begin(Code&) { return true; }
@@ -89,39 +90,32 @@ struct Builder : HandlerBase {
     if (find_duplicate(members) != n) throw DuplicateKey{};
     keys.erase(first_key, keys.end());
     values.erase(first_value, values.end());
-    values.emplace_back(std::move(members));
-    return true;
+    return push(std::move(members));
   }
 
   bool on_array_end(size_t n, Code&) {
     const auto first = values.end() - static_cast<std::ptrdiff_t>(n);
     Json::Array items(std::make_move_iterator(first), std::make_move_iterator(values.end()));
     values.erase(first, values.end());
-    values.emplace_back(std::move(items));
-    return true;
+    return push(std::move(items));
   }
 
   bool on_string_part(Text part, size_t, Code&) { return append(part); }
   bool on_key_part(Text part, size_t, Code&) { return append(part); }
   bool on_number_part(Text part, Code&) { return append(part); }
 
-  bool on_string(Text last, size_t, Code&) {
-    values.emplace_back(take(last));
-    return true;
-  }
+  bool on_string(Text last, size_t, Code&) { return push(take(last)); }
   bool on_key(Text last, size_t, Code&) {
     keys.push_back(take(last));
     return true;
   }
   bool on_int64(int64_t value, Text, Code&) {
     partial.clear();
-    values.emplace_back(value);
-    return true;
+    return push(value);
   }
   bool on_uint64(uint64_t value, Text, Code&) {
     partial.clear();
-    values.emplace_back(value);
-    return true;
+    return push(value);
   }
   // Boost's own conversion may be off by one unit in the last place; the text decides.
   bool on_double(double rough, Text last, Code&) {
@@ -137,18 +131,20 @@ struct Builder : HandlerBase {
     } else if (error != std::errc() || end != number.data() + number.size()) {
       fail_at(source, static_cast<uint64_t>(last.data() - text.data()), "not a number: " + number);
     }
-    values.emplace_back(value);
-    return true;
+    return push(value);
   }
-  bool on_bool(bool value, Code&) {
-    values.emplace_back(value);
-    return true;
-  }
-  bool on_null(Code&) {
-    values.emplace_back(nullptr);
-    return true;
-  }
+  bool on_bool(bool value, Code&) { return push(value); }
+  bool on_null(Code&) { return push(nullptr); }
 
+  template <class Value>
+  bool push(Value&& value) {
+    if (++n_values > max_values) {
+      throw FormatError(std::string(source) + ": JSON: more than " + std::to_string(max_values) +
+                        " values");
+    }
+    values.emplace_back(std::forward<Value>(value));
+    return true;
+  }
   bool append(Text part) {
     partial.append(part.data(), part.size());
     return true;
@@ -161,6 +157,8 @@ struct Builder : HandlerBase {
 
   std::string_view text;
   std::string_view source;
+  uint64_t max_values;
+  uint64_t n_values = 0;
   std::string partial;  // of a string or number that arrives in pieces
   std::vector<std::string> keys;
   std::vector<Json> values;
@@ -200,7 +198,7 @@ struct DuplicateFinder : HandlerBase {
     const auto [member, is_new] = open_objects.back().emplace(key, start);
     if (!is_new) {
       fail_at(source, start,
-              "key \"" + key + "\" occurs twice in one object, first at byte " +
+              "key " + in_quotes(key) + " occurs twice in one object, first at byte " +
                   std::to_string(member->second));
     }
     key.clear();
@@ -502,7 +500,7 @@ const Json& Json::at(std::string_view key) const {
     throw FormatError("expected an object with the key \"" + std::string(key) + "\", found " +
                       std::string(type_name(*this)));
   }
-  throw FormatError("the key \"" + std::string(key) + "\" is missing");
+  throw FormatError("the key " + in_quotes(key) + " is missing");
 }
 
 Json& Json::set(std::string_view key, Json value) {
@@ -529,8 +527,15 @@ std::string Json::dump(int indent) const {
   return out;
 }
 
+std::string in_quotes(std::string_view text) {
+  std::string out;
+  write_string(out, text);
+  return out;
+}
+
 Json parse_json(std::string_view text, std::string_view source, const JsonParseOptions& options) {
-  boost::json::basic_parser<Builder> parser(boost_options(options), text, source);
+  boost::json::basic_parser<Builder> parser(boost_options(options), text, source,
+                                            options.max_values);
   boost::json::error_code code;
   size_t consumed = 0;
   try {

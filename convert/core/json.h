@@ -77,8 +77,13 @@ class Json {
       value_;  // uint64_t only above 2^63 - 1
 };
 
+/// The text as a JSON string, for names from files inside messages: control characters, zero bytes
+/// and bytes that are no UTF-8 cannot spoil the terminal or cut the message.
+std::string in_quotes(std::string_view text);
+
 struct JsonParseOptions {
   int max_depth = 64;
+  uint64_t max_values = 16'000'000;  // a value takes 48 bytes of memory but 2 bytes of text
 };
 
 /// Parses one document. `source` (a file name) begins every message.

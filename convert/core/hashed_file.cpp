@@ -1,0 +1,81 @@
+#include "convert/core/hashed_file.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+
+namespace assay {
+namespace {
+
+constexpr size_t kBlockBytes = size_t{1} << 20;
+constexpr size_t kWorthThreads = size_t{1} << 16;  // hashing 64 KiB takes about 50 us
+
+}  // namespace
+
+void HashedFile::put(std::span<const std::byte> block) {
+  const auto job = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (i == 0) hash_.update(block);
+      if (i == 1) file_.write(block);
+      if (i == 2) part_hash_->update(block);
+    }
+  };
+  const int64_t n_jobs = part_hash_ ? 3 : 2;
+  if (block.size() >= kWorthThreads) {
+    parallel_for(n_jobs, 1, job);
+  } else {
+    job(0, n_jobs);
+  }
+}
+
+void HashedFile::flush() {
+  if (!pending_.empty()) put(pending_);
+  pending_.clear();
+}
+
+void HashedFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    if (pending_.empty() && bytes.size() >= kBlockBytes) {
+      put(bytes.first(kBlockBytes));
+      bytes = bytes.subspan(kBlockBytes);
+      continue;
+    }
+    const size_t n = std::min(bytes.size(), kBlockBytes - pending_.size());
+    pending_.insert(pending_.end(), bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(n));
+    bytes = bytes.subspan(n);
+    if (pending_.size() == kBlockBytes) flush();
+  }
+}
+
+void HashedFile::pad(uint64_t n) {
+  static constexpr std::array<std::byte, 4096> kZeros{};
+  while (n != 0) {
+    const auto piece = static_cast<size_t>(std::min<uint64_t>(n, kZeros.size()));
+    write(std::span(kZeros).first(piece));
+    n -= piece;
+  }
+}
+
+void HashedFile::begin_part() {
+  ASSAY_CHECK(!part_hash_);
+  flush();
+  part_hash_.emplace();
+}
+
+std::string HashedFile::end_part() {
+  ASSAY_CHECK(part_hash_.has_value());
+  flush();
+  return std::exchange(part_hash_, std::nullopt)->finish();
+}
+
+std::string HashedFile::commit() {
+  ASSAY_CHECK(!part_hash_);
+  flush();
+  file_.commit();
+  return hash_.finish();
+}
+
+}  // namespace assay
