@@ -1,0 +1,269 @@
+#include "runtime/ops/linear.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "runtime/isa.h"
+#include "runtime/math.h"
+#include "runtime/ops/linear_kernels.h"
+#include "runtime/ops/linear_row.h"
+#include "runtime/ops/linear_state.h"
+
+namespace assay {
+namespace {
+
+constexpr int64_t kCacheBytes = 640 << 10;  // of activations that one kernel call goes over
+constexpr int64_t kChunksPerThread = 8;
+
+const LinearKernels& kernels_of(Isa isa) {
+#if defined(ASSAY_X86_KERNELS)
+  if (isa == Isa::kAvx512) return linear_kernels_avx512();
+  if (isa == Isa::kAvx2) return linear_kernels_avx2();
+#endif
+  static_cast<void>(isa);
+  return linear_kernels_scalar();
+}
+
+/// Σ of a row of plane sums over one piece.
+int32_t piece_sum(const int16_t* sums, int64_t first, int64_t n) {
+  int32_t total = 0;
+  for (int64_t i = first; i < first + n; ++i) total += sums[i];
+  return total;
+}
+
+uint32_t pair_of(int32_t low, int32_t high) {
+  return (static_cast<uint32_t>(low) & 0xffffu) | static_cast<uint32_t>(high) << 16;
+}
+
+/// Activations of all tokens as panels of one matrix's kernels.
+class Panels {
+ public:
+  Panels(const MatrixLayout& matrix, const BlockInt16& x, int64_t panel_tokens);
+
+  const std::vector<Panel>& panels() const { return panels_; }
+  int64_t panel_bytes() const { return panel_bytes_; }  // of a full one
+
+ private:
+  void plan(Panel& panel) const;
+  void fill(const Panel& panel, int32_t* out) const;
+  void fill_quads(int64_t row, int64_t group, int64_t t, int64_t n_tokens, int32_t* out) const;
+  void fill_aux(int64_t row, int64_t group, int64_t t, int64_t n_tokens, int32_t* aux,
+                int32_t* mins) const;
+
+  const MatrixLayout& matrix_;
+  const BlockInt16& x_;
+  std::vector<Panel> panels_;
+  int64_t panel_bytes_ = 0;
+};
+
+Panels::Panels(const MatrixLayout& matrix, const BlockInt16& x, int64_t panel_tokens)
+    : matrix_(matrix), x_(x) {
+  // Panels of nearly equal size: 9 tokens are 5 + 4, not 6 + 3.
+  const int64_t n_panels = (x.rows + panel_tokens - 1) / panel_tokens;
+  panels_.resize(static_cast<size_t>(n_panels));
+  int64_t size = 0;
+  std::vector<int64_t> begins;
+  for (int64_t i = 0; i < n_panels; ++i) {
+    Panel& panel = panels_[static_cast<size_t>(i)];
+    const int64_t first = x.rows * i / n_panels;
+    panel.first_token = static_cast<int32_t>(first);
+    panel.n_tokens = static_cast<int32_t>(x.rows * (i + 1) / n_panels - first);
+    plan(panel);
+    begins.push_back(size);
+    size += panel.group_stride * x.n_groups();
+    panel_bytes_ = std::max(panel_bytes_, panel.group_stride * x.n_groups() * 4);
+  }
+  // Kept from call to call: fresh memory costs page faults.
+  thread_local std::vector<int32_t> buffer;
+  if (static_cast<int64_t>(buffer.size()) < size + 16)
+    buffer.resize(static_cast<size_t>(size) + 16);
+  int32_t* base = buffer.data();
+  base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64 / 4;
+  const auto fill_range = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      Panel& panel = panels_[static_cast<size_t>(i)];
+      int32_t* out = base + begins[static_cast<size_t>(i)];
+      panel.data = out;
+      fill(panel, out);
+    }
+  };
+  if (n_panels < 4) {
+    fill_range(0, n_panels);
+  } else {
+    parallel_for(n_panels, 4, fill_range);
+  }
+}
+
+void Panels::plan(Panel& panel) const {
+  const int32_t n = panel.n_tokens;
+  const int32_t n_subs = 128 / matrix_.piece;
+  int32_t aux = 0;
+  switch (matrix_.fold) {
+    case KernelFold::kGroup:
+    case KernelFold::kSuper:
+      aux = n_subs * n * 2;
+      break;
+    case KernelFold::kZeros:
+    case KernelFold::kAffine:
+      aux = n_subs * n;
+      break;
+    case KernelFold::kFloat:
+      aux = n * 3;
+      break;
+  }
+  const int32_t mins = matrix_.has_mins ? (n_subs + 1) / 2 * n * 2 : 0;
+  panel.scales = kGroupQuads * n * 2;
+  panel.aux = panel.scales + n;
+  panel.mins = panel.aux + aux;
+  panel.group_stride = (panel.mins + mins + 15) / 16 * 16;
+}
+
+void Panels::fill(const Panel& panel, int32_t* out) const {
+  const int64_t n = panel.n_tokens;
+  for (int64_t group = 0; group < x_.n_groups(); ++group) {
+    for (int64_t t = 0; t < n; ++t) {
+      const int64_t row = panel.first_token + t;
+      fill_quads(row, group, t, n, out);
+      const float s = x_.scales[static_cast<size_t>(row * x_.n_groups() + group)];
+      out[panel.scales + t] = std::bit_cast<int32_t>(s);
+      fill_aux(row, group, t, n, out + panel.aux, out + panel.mins);
+    }
+    out += panel.group_stride;
+  }
+}
+
+void Panels::fill_quads(int64_t row, int64_t group, int64_t t, int64_t n_tokens,
+                        int32_t* out) const {
+  const auto at = static_cast<size_t>(row * x_.padded_columns + group * kActivationGroup);
+  const int8_t* high = x_.high.data() + at;
+  const int8_t* low = x_.low.data() + at;
+  for (int64_t q = 0; q < kGroupQuads; ++q) {
+    std::memcpy(out + (q * n_tokens + t) * 2, high + 4 * q, 4);
+    std::memcpy(out + (q * n_tokens + t) * 2 + 1, low + 4 * q, 4);
+  }
+}
+
+void Panels::fill_aux(int64_t row, int64_t group, int64_t t, int64_t n_tokens, int32_t* aux,
+                      int32_t* mins) const {
+  const auto at = static_cast<size_t>((row * x_.n_groups() + group) * (128 / kSumColumns));
+  const int16_t* high_sums = x_.high_sums.data() + at;
+  const int16_t* low_sums = x_.low_sums.data() + at;
+  const int64_t per_piece = matrix_.piece / kSumColumns;
+  const int64_t n_subs = 128 / matrix_.piece;
+  int32_t h[8] = {};
+  int32_t l[8] = {};
+  for (int64_t p = 0; p < n_subs; ++p) {
+    h[p] = piece_sum(high_sums, p * per_piece, per_piece);
+    l[p] = piece_sum(low_sums, p * per_piece, per_piece);
+  }
+  for (int64_t p = 0; p < n_subs; ++p) {
+    const int64_t index = p * n_tokens + t;
+    switch (matrix_.fold) {
+      case KernelFold::kGroup:
+      case KernelFold::kSuper:
+        aux[index * 2] = -matrix_.zero * h[p];
+        aux[index * 2 + 1] = -matrix_.zero * l[p];
+        break;
+      case KernelFold::kZeros:
+        aux[index] = 256 * h[p] + l[p];
+        break;
+      case KernelFold::kAffine:
+        aux[index] = std::bit_cast<int32_t>(static_cast<float>(256 * h[p] + l[p]));
+        break;
+      case KernelFold::kFloat:
+        aux[t * 3] = -128 * h[0];
+        aux[t * 3 + 1] = -128 * (h[0] + l[0]);
+        aux[t * 3 + 2] = -128 * l[0];
+        break;
+    }
+  }
+  if (!matrix_.has_mins) return;
+  for (int64_t p = 0; p < n_subs; p += 2) {
+    int32_t* pair = mins + (p / 2 * n_tokens + t) * 2;
+    const bool second = p + 1 < n_subs;
+    pair[0] = static_cast<int32_t>(pair_of(h[p], second ? h[p + 1] : 0));
+    pair[1] = static_cast<int32_t>(pair_of(l[p], second ? l[p + 1] : 0));
+  }
+}
+
+/// An infinite c_g makes the sum infinite or NaN, so kernels only look at sums; this finds the
+/// lowest token and row that has such a product, if any (a sum may also overflow by itself).
+void check_products(const PackedMatrix::State& state, const BlockInt16& x) {
+  for (int64_t token = 0; token < x.rows; ++token) {
+    for (int64_t row = 0; row < state.rows; ++row) {
+      const int64_t step = std::min<int64_t>(state.layout.set_columns, kActivationGroup);
+      for (int64_t column = 0; column < state.columns; column += step) {
+        const float s =
+            x.scales[static_cast<size_t>(token * x.n_groups() + column / kActivationGroup)];
+        bool bad = is_not_finite(packed_scale(state.layout, row, column, false) * s);
+        if (matrix_has_mins(state.layout)) {
+          bad = bad || is_not_finite(packed_scale(state.layout, row, column, true) * s);
+        }
+        if (bad) throw InfiniteProduct(token, row);
+      }
+    }
+  }
+}
+
+void linear_plain(const PackedMatrix::State& state, const BlockInt16& x,
+                  std::span<const float> bias, float* out, int64_t out_stride) {
+  parallel_for(state.rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t token = 0; token < x.rows; ++token) {
+        bool bad = false;
+        float y = state.plain_rows[static_cast<size_t>(row)]->dot(x, token, &bad);
+        if (bad) throw InfiniteProduct(token, row);
+        if (!bias.empty()) y = y + bias[static_cast<size_t>(row)];
+        out[token * out_stride + row] = y;
+      }
+    }
+  });
+}
+
+/// Tiles per call of a kernel: even, several calls per thread.
+int64_t tile_grain(int64_t n_tiles) {
+  const int64_t grain = n_tiles / (n_threads() * kChunksPerThread);
+  return std::max<int64_t>(2, grain / 2 * 2);
+}
+
+}  // namespace
+
+void linear(const PackedMatrix& weights, const BlockInt16& x, std::span<const float> bias,
+            float* out, int64_t out_stride) {
+  const PackedMatrix::State& state = weights.state();
+  ASSAY_CHECK(x.columns == state.columns);
+  ASSAY_CHECK(bias.empty() || static_cast<int64_t>(bias.size()) == state.rows);
+  if (x.rows == 0 || state.rows == 0) return;
+  if (!state.plain_rows.empty()) {
+    linear_plain(state, x, bias, out, out_stride);
+    return;
+  }
+  const MatrixLayout& matrix = state.layout;
+  const LinearKernels& kernels = kernels_of(active_isa());
+  const Panels panels(
+      matrix, x,
+      matrix.fold == KernelFold::kFloat ? kernels.panel_tokens_float : kernels.panel_tokens);
+  const auto n_panels = static_cast<int64_t>(panels.panels().size());
+  const int64_t per_call =
+      std::clamp<int64_t>(kCacheBytes / panels.panel_bytes(), 1, kernels.max_panels);
+  std::atomic<bool> not_finite{false};
+  parallel_for(matrix.n_tiles, tile_grain(matrix.n_tiles), [&](int64_t begin, int64_t end) {
+    for (int64_t first = 0; first < n_panels; first += per_call) {
+      const LinearCall call{&matrix,
+                            panels.panels().data() + first,
+                            std::min(per_call, n_panels - first),
+                            bias.empty() ? nullptr : bias.data(),
+                            out,
+                            out_stride};
+      if (kernels.run(call, begin, end)) not_finite.store(true, std::memory_order_relaxed);
+    }
+  });
+  if (not_finite) check_products(state, x);
+}
+
+}  // namespace assay
