@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,27 @@ struct CheckpointMatrix {
   void read_integers(int64_t row, IntegerRow& out) const;
 };
 
+/// How one tensor lies on disk; known from headers alone.
+struct StoredTensor {
+  const WeightFormat* format = nullptr;
+  int64_t group_size = 0;            // columns per scale; 0 for formats without groups
+  std::optional<DType> scale_dtype;  // of W4A16 scales
+  uint64_t bytes = 0;                // all parts together
+  std::vector<std::string> parts;  // their names in the file: "….weight_packed", "….weight_scale"
+};
+
+/// Where one tensor of the table comes from. Implementations: convert/checkpoint/.
+class TensorOnDisk {
+ public:
+  virtual ~TensorOnDisk() = default;
+  const StoredTensor& stored() const { return stored_; }
+  /// A 1-D tensor is one row.
+  virtual CheckpointMatrix load() const = 0;
+
+ protected:
+  StoredTensor stored_;
+};
+
 /// A model on disk: Hugging Face folder (16- or 32-bit, compressed-tensors pack-quantized, GPTQ v1)
 /// or GGUF file, with its spec. open() reads headers only, compares the tensors with the family's
 /// table (missing, unexpected, wrong shape: FormatError naming each; cases B47–B49, B56) and keeps
@@ -58,18 +80,30 @@ class Checkpoint {
 
   bool has(Role role, int layer = -1) const;
   const TensorEntry& entry(Role role, int layer = -1) const;
-  /// A 2-D tensor. The head of a tied model is the embedding. Throws FormatError if it is absent.
+  /// Type, group size and bytes, without reading the tensor. For a tied head those of the
+  /// embedding.
+  const StoredTensor& stored(Role role, int layer = -1) const;
+  /// A 2-D tensor. The head of a tied model is the embedding. Throws FormatError if it is absent,
+  /// or if a scale of a quantized matrix is not finite (or negative, W4A16): case B14. Values of
+  /// plain matrices are checked where they are used.
   CheckpointMatrix matrix(Role role, int layer = -1) const;
   /// A 1-D tensor widened to fp32, in Hugging Face convention.
   std::vector<float> vector(Role role, int layer = -1) const;
 
  private:
   Checkpoint() = default;
+  static std::shared_ptr<Checkpoint> open_folder(const std::string& path);
+  static std::shared_ptr<Checkpoint> open_gguf(const std::string& path);
+  void add(TensorEntry entry, std::unique_ptr<const TensorOnDisk> tensor);
+  size_t index_of(Role role, int layer) const;
+
   std::string path_;
   CheckpointKind kind_ = CheckpointKind::kHuggingFace;
   const Family* family_ = nullptr;
   ModelSpec spec_;
   std::vector<TensorEntry> table_;
+  std::vector<std::unique_ptr<const TensorOnDisk>> tensors_;  // of each row of table_
+  std::map<std::pair<Role, int>, size_t> index_;
   Json config_, generation_config_;
   std::unique_ptr<SafetensorsModel> safetensors_;
   std::unique_ptr<GgufFile> gguf_;

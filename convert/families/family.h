@@ -58,6 +58,10 @@ struct TensorEntry {
   std::string module_name() const;
 };
 
+/// For each row of the tensor in GGUF the row of the Hugging Face tensor that it holds; empty where
+/// the order is the same. Row 2i + j of a head is row j·(head_dim/2) + i (architectures.md §2.4).
+std::vector<int64_t> huggingface_rows_of_gguf(const TensorEntry& entry);
+
 /// A tensor that only GGUF has (rope_freqs.weight), computed from the spec.
 struct GgufExtraTensor {
   std::string name;
@@ -77,12 +81,16 @@ struct Family {
   ModelSpec (*read_gguf)(const GgufFile& file);
   /// Every tensor in canonical order (embedding, layers ascending, norm, head).
   std::vector<TensorEntry> (*tensors)(const ModelSpec& spec);
-  /// Appends the `<arch>.*` keys in the order that the field's converter writes them.
-  void (*write_gguf_metadata)(const ModelSpec& spec, const Json& config, GgufMetadata& metadata);
+  /// Appends the `<arch>.*` keys, and `general.file_type` with `file_type` among them, in the order
+  /// that the field's converter writes them. Throws UnsupportedError for what GGUF cannot say.
+  void (*write_gguf_metadata)(const ModelSpec& spec, const Json& config, uint32_t file_type,
+                              GgufMetadata& metadata);
   std::vector<GgufExtraTensor> (*gguf_extra_tensors)(const ModelSpec& spec);
   /// Why some run of this model in GGUF would differ from the Hugging Face one (Mistral's window);
   /// empty if it does not.
   std::string (*gguf_warning)(const ModelSpec& spec);
+  /// Whether a tensor of a Hugging Face file is known to be of no use (old rotary caches).
+  bool (*ignores_tensor)(std::string_view hf_name);
 };
 
 /// Every family.

@@ -1,0 +1,22 @@
+#include "convert/checkpoint/plain_tensor.h"
+
+#include "convert/core/error.h"
+
+namespace assay {
+
+PlainTensor::PlainTensor(std::string name, const WeightFormat& format, const Shape& shape,
+                         std::span<const std::byte> bytes, std::vector<int64_t> row_order) {
+  ASSAY_CHECK(shape.size() == 1 || shape.size() == 2);
+  matrix_.view.format = &format;
+  matrix_.view.rows = shape.size() == 2 ? shape[0] : 1;
+  matrix_.view.columns = shape.back();
+  matrix_.view.group_size = format.fixed_group();
+  matrix_.view.data = bytes;
+  matrix_.row_order = std::move(row_order);
+  stored_.format = &format;
+  stored_.group_size = format.fixed_group();
+  stored_.bytes = bytes.size();
+  stored_.parts = {std::move(name)};
+}
+
+}  // namespace assay

@@ -1,0 +1,65 @@
+#include "convert/checkpoint/quantized_layout.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "convert/core/error.h"
+#include "convert/families/config_reader.h"
+
+namespace assay {
+
+std::unique_ptr<QuantizedLayout> read_quantization_config(const Json& json,
+                                                          const std::string& source) {
+  const ConfigReader config(json, source);
+  const std::string method = config.text("quant_method");
+  if (method == "compressed-tensors") return read_compressed_tensors_config(json, source);
+  if (method == "gptq") return read_gptq_config(json, source);
+  throw UnsupportedError(fmt::format(
+      "{}: quant_method \"{}\" is not supported; compressed-tensors (pack-quantized) and gptq are",
+      source, method));
+}
+
+int64_t check_group_size(const std::string& module, int bits, int64_t group_size, int64_t columns) {
+  if (columns % (32 / bits) != 0) {
+    throw UnsupportedError(fmt::format(
+        "\"{}\": rows of {} codes of {} bits do not fill 32-bit words", module, columns, bits));
+  }
+  if (group_size <= 0 || group_size >= columns) return columns;
+  if (group_size % 32 != 0 || columns % group_size != 0) {
+    throw UnsupportedError(fmt::format(
+        "\"{}\": groups of {} columns in rows of {} are not supported; the group size must be a "
+        "multiple of 32 that divides the row",
+        module, group_size, columns));
+  }
+  return group_size;
+}
+
+void check_group_index(const SafetensorsEntry& entry, int64_t columns, int64_t group_size,
+                       TensorLedger& ledger) {
+  if (entry.view.shape != Shape{columns} || entry.view.dtype != DType::kI32) {
+    ledger.problem(fmt::format("\"{}\" is {} {}, expected I32 [{}]", entry.name,
+                               dtype_name(entry.view.dtype), to_string(entry.view.shape), columns));
+    return;
+  }
+  const int64_t n_groups = (columns + group_size - 1) / group_size;
+  bool natural = true;
+  for (int64_t k = 0; k < columns; ++k) {
+    int32_t group = 0;
+    std::memcpy(&group, entry.view.bytes.data() + 4 * k, 4);
+    if (group < 0 || group >= n_groups) {
+      ledger.problem(fmt::format("\"{}\"[{}] is {}, expected a group from 0 to {}", entry.name, k,
+                                 group, n_groups - 1));
+      return;
+    }
+    natural = natural && group == k / group_size;
+  }
+  if (!natural) {
+    throw UnsupportedError(fmt::format(
+        "\"{}\": the columns are grouped in activation order, which is not supported; quantize "
+        "again with static groups (act-order static, desc_act=false or actorder=weight)",
+        entry.name));
+  }
+}
+
+}  // namespace assay

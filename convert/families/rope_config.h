@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/families/config_reader.h"
+#include "convert/gguf.h"
+#include "convert/model_spec.h"
+
+namespace assay {
+
+/// Reads the rotary embedding of a config.json in both spellings (`rope_scaling` with a top-level
+/// `rope_theta`, and `rope_parameters`): kinds default, linear, llama3 and yarn. Any other kind is
+/// an UnsupportedError that names it. Source: architectures.md §1.3.
+RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t context_length);
+
+/// attention factor of yarn where the config does not set it: 1 for factor ≤ 1, else
+/// 0.1·ln(factor) + 1.
+double default_yarn_attention_factor(double factor);
+
+/// Appends `<arch>.rope.scaling.*` where the kind has such keys. Throws UnsupportedError where GGUF
+/// has none for what the spec says.
+void write_rope_scaling_gguf(const RopeSpec& rope, std::string_view architecture,
+                             GgufMetadata& metadata);
+
+/// Reads the keys back, and llama3's factors from the tensor `rope_freqs.weight`: the parameters
+/// are found that give exactly the stored factors, so that a GGUF file computes the same angles as
+/// the folder that it came from. UnsupportedError if there are none.
+RopeSpec read_rope_gguf(const GgufFile& file, std::string_view architecture, int rotary_dims,
+                        int64_t context_length);
+
+/// The factors by which GGUF divides the angles of llama3 scaling, (rotary_dims/2).
+/// Source: formats.md, Corrections, §9.
+std::vector<float> llama3_frequency_factors(const RopeSpec& rope);
+
+}  // namespace assay

@@ -1,0 +1,359 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <set>
+
+#include "convert/core/error.h"
+#include "convert/families/family.h"
+#include "convert/families/rope_config.h"
+#include "tests/support/shared_data.h"
+#include "tests/support/tiny_model.h"
+
+namespace assay {
+namespace {
+
+using test::make_tiny_model;
+using test::TinyModelOptions;
+using testing::AllOf;
+using testing::HasSubstr;
+
+ModelSpec read(const Json& config, const Json& generation_config = Json()) {
+  return find_family_by_model_type(config.at("model_type").as_string())
+      .read_config(config, generation_config);
+}
+
+ModelSpec read_with(Json::Object members, const std::string& model_type = "llama") {
+  TinyModelOptions options;
+  options.model_type = model_type;
+  options.config = std::move(members);
+  return read(make_tiny_model(options).config);
+}
+
+template <class E>
+std::string error_of(Json::Object members, const std::string& model_type = "llama") {
+  try {
+    read_with(std::move(members), model_type);
+  } catch (const E& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Json object(Json::Object members) { return Json(std::move(members)); }
+
+TEST(LlamaConfig, GivesTheSpecOfLlamaTiny) {
+  const std::string folder = test::source_path("tests/data/llama-tiny") + "/";
+  const ModelSpec spec = read(read_json_file(folder + "config.json"),
+                              read_json_file(folder + "generation_config.json"));
+
+  EXPECT_EQ(spec.family, "llama");
+  EXPECT_EQ(spec.vocab_size, 8192);
+  EXPECT_EQ(spec.hidden_size, 256);
+  EXPECT_EQ(spec.context_length, 4096);
+  EXPECT_EQ(spec.rms_norm_eps, 1e-5);
+  EXPECT_TRUE(spec.tied_head);
+  EXPECT_EQ(spec.bos_id, 0);
+  EXPECT_THAT(spec.stop_ids, testing::ElementsAre(1));
+  ASSERT_EQ(spec.layers.size(), 3u);
+  const AttentionSpec& attention = spec.layers[2].attention;
+  EXPECT_EQ(attention.n_heads, 4);
+  EXPECT_EQ(attention.n_kv_heads, 2);
+  EXPECT_EQ(attention.head_dim, 64);
+  EXPECT_EQ(attention.scale, 0.125);
+  EXPECT_FALSE(attention.sliding_window.has_value());
+  EXPECT_FALSE(attention.qkv_bias || attention.o_bias || spec.layers[2].mlp.bias);
+  EXPECT_EQ(spec.layers[2].mlp.intermediate_size, 768);
+  EXPECT_EQ(attention.rope.kind, RopeSpec::Kind::kLlama3);
+  EXPECT_EQ(attention.rope.theta, 500000.0);
+  EXPECT_EQ(attention.rope.rotary_dims, 64);
+  EXPECT_EQ(attention.rope.factor, 8.0);
+  EXPECT_EQ(attention.rope.low_freq_factor, 1.0);
+  EXPECT_EQ(attention.rope.high_freq_factor, 4.0);
+  EXPECT_EQ(attention.rope.original_context, 512);
+}
+
+TEST(LlamaConfig, TakesTheHeadSizeFromTheConfigOrFromTheHiddenSize) {
+  EXPECT_EQ(read_with({}).layers[0].attention.head_dim, 16);
+  EXPECT_EQ(read_with({{"head_dim", 32}}).layers[0].attention.head_dim, 32);
+  EXPECT_EQ(read_with({{"head_dim", Json()}}).layers[0].attention.head_dim, 16);
+}
+
+TEST(LlamaConfig, UsesOneKvHeadPerHeadWhereTheConfigIsSilent) {
+  EXPECT_EQ(read_with({{"num_key_value_heads", Json()}}).layers[0].attention.n_kv_heads, 4);
+}
+
+TEST(LlamaConfig, AttentionBiasCoversAllFourLinearsAndMlpBiasThree) {
+  const ModelSpec spec = read_with({{"attention_bias", true}, {"mlp_bias", true}});
+
+  std::set<Role> biases;
+  for (const TensorEntry& entry : find_family("llama").tensors(spec)) {
+    if (entry.hf_name.ends_with(".bias")) biases.insert(entry.role);
+  }
+
+  EXPECT_THAT(biases,
+              testing::UnorderedElementsAre(Role::kQBias, Role::kKBias, Role::kVBias, Role::kOBias,
+                                            Role::kGateBias, Role::kUpBias, Role::kDownBias));
+}
+
+TEST(MistralConfig, WindowIsOfTheConfigAndItsDefaultOnlyWhereTheKeyIsAbsent) {
+  Json absent = make_tiny_model({.model_type = "mistral"}).config;
+  Json::Object& members = absent.as_object();
+  std::erase_if(members, [](const Json::Member& m) { return m.first == "sliding_window"; });
+
+  EXPECT_EQ(read(absent).layers[0].attention.sliding_window, 4096);
+  EXPECT_EQ(read_with({{"sliding_window", Json()}}, "mistral").layers[0].attention.sliding_window,
+            std::nullopt);
+  EXPECT_EQ(read_with({{"sliding_window", 7}}, "mistral").layers[1].attention.sliding_window, 7);
+  EXPECT_EQ(read_with({{"sliding_window", 7}}, "llama").layers[1].attention.sliding_window,
+            std::nullopt);
+}
+
+TEST(MistralConfig, WarnsThatGgufDropsTheWindow) {
+  const Family& family = find_family("llama");
+
+  EXPECT_THAT(family.gguf_warning(read_with({{"sliding_window", 7}}, "mistral")),
+              HasSubstr("sliding window of 7"));
+  EXPECT_EQ(family.gguf_warning(read_with({{"sliding_window", 256}}, "mistral")), "");
+  EXPECT_EQ(family.gguf_warning(read_with({})), "");
+}
+
+TEST(LlamaConfig, Case_B09_RefusesEveryNumberOutOfRangeWithKeyAndBounds) {
+  const std::vector<Json::Member> bad = {{"num_key_value_heads", 0},
+                                         {"num_key_value_heads", 3},
+                                         {"num_key_value_heads", -1},
+                                         {"hidden_size", -8},
+                                         {"hidden_size", 0},
+                                         {"hidden_size", 63},
+                                         {"hidden_size", "64"},
+                                         {"hidden_size", 64.5},
+                                         {"num_attention_heads", 0},
+                                         {"num_attention_heads", int64_t{1} << 31},
+                                         {"num_hidden_layers", 0},
+                                         {"num_hidden_layers", int64_t{1} << 31},
+                                         {"vocab_size", 0},
+                                         {"vocab_size", int64_t{1} << 40},
+                                         {"intermediate_size", 0},
+                                         {"intermediate_size", Json()},
+                                         {"head_dim", 0},
+                                         {"head_dim", 15},
+                                         {"max_position_embeddings", 0},
+                                         {"rms_norm_eps", -1e-5},
+                                         {"rms_norm_eps", "1e-5"},
+                                         {"rope_theta", 0.0},
+                                         {"rope_theta", -1.0},
+                                         {"tie_word_embeddings", 1},
+                                         {"eos_token_id", 320},
+                                         {"eos_token_id", "</s>"},
+                                         {"eos_token_id", Json(Json::Array{Json(1), Json(-5)})},
+                                         {"attention_bias", "yes"}};
+  for (const Json::Member& member : bad) {
+    EXPECT_THAT(error_of<FormatError>({member}),
+                AllOf(HasSubstr("config.json"), HasSubstr(member.first)))
+        << member.first << " = " << member.second.dump(0);
+  }
+  EXPECT_THAT(error_of<FormatError>({{"num_key_value_heads", 0}}),
+              AllOf(HasSubstr("is 0"), HasSubstr("from 1 to")));
+}
+
+TEST(LlamaConfig, RefusesAnUnknownActivationByName) {
+  EXPECT_THAT(error_of<UnsupportedError>({{"hidden_act", "gelu"}}), HasSubstr("\"gelu\""));
+  EXPECT_EQ(read_with({{"hidden_act", "swish"}}).hidden_size, 64);
+}
+
+TEST(LlamaConfig, Case_B54_StopSetIsTheUnionOfBothConfigs) {
+  Json config = make_tiny_model().config;
+  config.set("eos_token_id", 5);
+  Json generation = Json::object();
+  generation.set("eos_token_id", Json(Json::Array{Json(9), Json(5), Json(2)}));
+
+  EXPECT_THAT(read(config, generation).stop_ids, testing::ElementsAre(2, 5, 9));
+
+  config.set("eos_token_id", Json());
+  EXPECT_THAT(read(config).stop_ids, testing::IsEmpty());
+}
+
+// ---------------------------------------------------------------------------------------------
+
+TEST(RopeConfig, Case_B52_ReadsBothSpellingsOfEveryKind) {
+  const Json llama3 = object({{"rope_type", "llama3"},
+                              {"factor", 8},
+                              {"low_freq_factor", 1},
+                              {"high_freq_factor", 4},
+                              {"original_max_position_embeddings", 8192}});
+  const RopeSpec old_form =
+      read_with({{"rope_scaling", llama3}, {"rope_theta", 5e5}}).layers[0].attention.rope;
+  Json with_theta = llama3;
+  with_theta.set("rope_theta", 5e5);
+  const RopeSpec new_form =
+      read_with({{"rope_parameters", with_theta}, {"rope_theta", Json()}}).layers[0].attention.rope;
+  EXPECT_EQ(old_form, new_form);
+  EXPECT_EQ(old_form.kind, RopeSpec::Kind::kLlama3);
+  EXPECT_EQ(old_form.original_context, 8192);
+
+  const RopeSpec linear =
+      read_with({{"rope_scaling", object({{"type", "linear"}, {"factor", 2.5}})}})
+          .layers[0]
+          .attention.rope;
+  EXPECT_EQ(linear.kind, RopeSpec::Kind::kLinear);
+  EXPECT_EQ(linear.factor, 2.5);
+
+  const RopeSpec plain =
+      read_with({{"rope_parameters", object({{"rope_type", "default"}, {"rope_theta", 77.0}})}})
+          .layers[0]
+          .attention.rope;
+  EXPECT_EQ(plain.kind, RopeSpec::Kind::kDefault);
+  EXPECT_EQ(plain.theta, 77.0);
+  EXPECT_EQ(plain.rotary_dims, 16);
+}
+
+TEST(RopeConfig, Case_B52_ReadsYarnWithItsDefaults) {
+  const RopeSpec yarn =
+      read_with({{"rope_scaling", object({{"rope_type", "yarn"}, {"factor", 4.0}})}})
+          .layers[0]
+          .attention.rope;
+
+  EXPECT_EQ(yarn.kind, RopeSpec::Kind::kYarn);
+  EXPECT_EQ(yarn.factor, 4.0);
+  EXPECT_EQ(yarn.beta_fast, 32.0);
+  EXPECT_EQ(yarn.beta_slow, 1.0);
+  EXPECT_TRUE(yarn.truncate);
+  EXPECT_EQ(yarn.original_context, 256);  // max_position_embeddings
+  EXPECT_NEAR(yarn.attention_factor, 0.1 * std::log(4.0) + 1.0, 1e-14);
+}
+
+TEST(RopeConfig, YarnAttentionFactorFollowsTheConfig) {
+  const auto factor_of = [](Json::Object extra) {
+    Json scaling = object({{"rope_type", "yarn"}, {"factor", 40.0}});
+    for (const auto& [key, value] : extra) scaling.set(key, value);
+    return read_with({{"rope_scaling", scaling}}).layers[0].attention.rope.attention_factor;
+  };
+
+  EXPECT_EQ(factor_of({{"attention_factor", 1.25}}), 1.25);
+  EXPECT_NEAR(factor_of({{"mscale", 1.0}, {"mscale_all_dim", 0.5}}),
+              (0.1 * std::log(40.0) + 1.0) / (0.05 * std::log(40.0) + 1.0), 1e-14);
+  EXPECT_NEAR(factor_of({{"mscale", 0.7}}), 0.1 * std::log(40.0) + 1.0, 1e-14);
+}
+
+TEST(RopeConfig, TheTopLevelOriginalContextWins) {
+  const Json scaling =
+      object({{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 100}});
+
+  EXPECT_EQ(read_with({{"rope_scaling", scaling}}).layers[0].attention.rope.original_context, 100);
+  EXPECT_EQ(read_with({{"rope_scaling", scaling}, {"original_max_position_embeddings", 64}})
+                .layers[0]
+                .attention.rope.original_context,
+            64);
+}
+
+TEST(RopeConfig, Case_B52_RefusesUnknownKindsByName) {
+  for (const char* type : {"foo", "dynamic", "longrope"}) {
+    EXPECT_THAT(error_of<UnsupportedError>(
+                    {{"rope_scaling", object({{"rope_type", type}, {"factor", 2.0}})}}),
+                HasSubstr(type));
+  }
+}
+
+TEST(RopeConfig, RefusesLlama3WithoutItsNumbers) {
+  const Json whole = object({{"rope_type", "llama3"},
+                             {"factor", 8.0},
+                             {"low_freq_factor", 1.0},
+                             {"high_freq_factor", 4.0},
+                             {"original_max_position_embeddings", 8192}});
+  for (const char* key : {"factor", "low_freq_factor", "high_freq_factor"}) {
+    Json part = whole;
+    part.set(key, Json());
+    EXPECT_THAT(error_of<FormatError>({{"rope_scaling", part}}), HasSubstr(key));
+  }
+  Json equal = whole;
+  equal.set("high_freq_factor", 1.0);
+  EXPECT_THAT(error_of<FormatError>({{"rope_scaling", equal}}), HasSubstr("low_freq_factor"));
+}
+
+TEST(RopeConfig, RefusesYarnThatGgufCannotHold) {
+  const auto write = [](Json::Object extra) {
+    Json scaling = object({{"rope_type", "yarn"}, {"factor", 4.0}});
+    for (const auto& [key, value] : extra) scaling.set(key, value);
+    GgufMetadata metadata;
+    write_rope_scaling_gguf(read_with({{"rope_scaling", scaling}}).layers[0].attention.rope,
+                            "llama", metadata);
+    return metadata;
+  };
+
+  EXPECT_THROW(write({{"attention_factor", 1.5}}), UnsupportedError);
+  EXPECT_THROW(write({{"truncate", false}}), UnsupportedError);
+  const GgufMetadata metadata = write({{"attention_factor", 1.138629436111989}});
+  EXPECT_EQ(metadata.string("llama.rope.scaling.type"), "yarn");
+  EXPECT_EQ(metadata.number("llama.rope.scaling.factor"), 4.0);
+  EXPECT_EQ(metadata.integer("llama.rope.scaling.original_context_length"), 256);
+}
+
+/// Frequencies of Llama 3.1 (theta 500,000, 128 dims): the first third turns unchanged, the last
+/// third is divided by the factor.
+TEST(RopeConfig, Llama3FactorsAreOneBelowAndTheFactorAboveTheBand) {
+  RopeSpec rope;
+  rope.kind = RopeSpec::Kind::kLlama3;
+  rope.theta = 500000.0;
+  rope.rotary_dims = 128;
+  rope.factor = 8.0;
+  rope.original_context = 8192;
+
+  const std::vector<float> factors = llama3_frequency_factors(rope);
+
+  ASSERT_EQ(factors.size(), 64u);
+  EXPECT_EQ(factors[0], 1.0f);
+  EXPECT_EQ(factors[28], 1.0f);
+  EXPECT_GT(factors[30], 1.0f);
+  EXPECT_LT(factors[34], 8.0f);
+  EXPECT_EQ(factors[36], 8.0f);
+  EXPECT_EQ(factors[63], 8.0f);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+TEST(Families, AreFoundByEveryName) {
+  for (const Family* family : all_families()) {
+    EXPECT_EQ(&find_family(family->name), family);
+    EXPECT_EQ(&find_family_by_architecture(family->gguf_architecture), family);
+    for (const std::string_view type : family->model_types) {
+      EXPECT_EQ(&find_family_by_model_type(type), family);
+    }
+  }
+  EXPECT_THROW(find_family_by_model_type("mamba"), UnsupportedError);
+  EXPECT_THROW(find_family_by_architecture("mamba"), UnsupportedError);
+}
+
+TEST(Families, TablesNameEveryTensorOnce) {
+  for (const Family* family : all_families()) {
+    for (const std::string_view type : family->model_types) {
+      const ModelSpec spec =
+          read(make_tiny_model({.model_type = std::string(type), .attention_bias = true}).config);
+      std::set<std::string> hf_names;
+      std::set<std::string> gguf_names;
+      std::set<std::pair<Role, int>> roles;
+      for (const TensorEntry& entry : family->tensors(spec)) {
+        EXPECT_TRUE(hf_names.insert(entry.hf_name).second) << entry.hf_name;
+        EXPECT_TRUE(gguf_names.insert(entry.gguf_name).second) << entry.gguf_name;
+        EXPECT_TRUE(roles.insert({entry.role, entry.layer}).second) << entry.hf_name;
+        EXPECT_LE(entry.gguf_name.size(), 63u);
+        EXPECT_EQ(entry.quantizable, entry.shape.size() == 2 && entry.layer >= 0);
+      }
+    }
+  }
+}
+
+TEST(Families, RotaryRowsInterleaveTheHalvesOfEachHead) {
+  TensorEntry entry;
+  entry.shape = {12, 5};
+  entry.gguf_transform = GgufTransform::kInterleaveRope;
+  entry.n_heads = 2;
+
+  EXPECT_THAT(huggingface_rows_of_gguf(entry),
+              testing::ElementsAre(0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11));
+
+  entry.gguf_transform = GgufTransform::kNone;
+  EXPECT_THAT(huggingface_rows_of_gguf(entry), testing::IsEmpty());
+}
+
+}  // namespace
+}  // namespace assay
