@@ -13,6 +13,10 @@
 
 namespace assay {
 
+namespace tokenization {
+struct Definition;
+}
+
 struct EncodeOptions {
   /// Run the post-processor (BOS and the like).
   bool add_special_tokens = true;
@@ -35,6 +39,10 @@ class Tokenizer {
   /// `folder`/tokenizer.json with tokenizer_config.json beside it if there is one.
   static Tokenizer from_folder(const std::string& folder);
   static Tokenizer from_file(const std::string& tokenizer_json_path);
+  /// A parsed tokenizer.json; `source` begins every message.
+  static Tokenizer from_json(const Json& json, std::string_view source);
+  /// The keys tokenizer.ggml.* of a byte-level BPE tokenizer ("gpt2"). Texts are normalized as in
+  /// the tokenizer.json of the models that use this `pre`.
   static Tokenizer from_gguf(const GgufMetadata& metadata, std::string_view source);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -62,22 +70,26 @@ class Tokenizer {
   /// Whether the post-processor has a template for pairs (GGUF add_sep_token).
   bool has_pair_template() const;
 
-  /// Turns a stream of ids into text as bytes become complete characters.
+  /// Turns a stream of ids into text as bytes become complete characters: all that push() and
+  /// finish() return, together, is decode() of all ids.
   class Stream {
    public:
-    explicit Stream(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+    explicit Stream(const Tokenizer& tokenizer, bool skip_special = false)
+        : tokenizer_(&tokenizer), skip_special_(skip_special) {}
     std::string push(int32_t id);
+    /// The rest. The stream is then as new.
     std::string finish();
 
    private:
     const Tokenizer* tokenizer_;
-    std::vector<int32_t> ids_;
-    size_t emitted_bytes_ = 0;
+    bool skip_special_;
+    std::string bytes_;         // byte-level decoders: bytes of a character that is not complete
+    std::vector<int32_t> ids_;  // other decoders: the ids that are not told yet
   };
 
  private:
   struct State;
-  explicit Tokenizer(std::unique_ptr<State> state);
+  explicit Tokenizer(tokenization::Definition definition);
   std::unique_ptr<State> state_;
 };
 

@@ -1,0 +1,113 @@
+#include "convert/tokenizer/added_tokens.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "convert/core/error.h"
+#include "convert/tokenizer/unicode.h"
+
+namespace assay::tokenization {
+namespace {
+
+bool stands_alone(std::string_view text, size_t begin, size_t end) {
+  const uint8_t* const classes = character_classes();
+  const auto is_word = [&](const char* at) {
+    return (classes[decode_character(at).code] & kWord) != 0;
+  };
+  if (begin > 0 && is_word(previous_character(text.data() + begin))) return false;
+  return end == text.size() || !is_word(text.data() + end);
+}
+
+/// Where the white space that ends at `at` begins, no further left than `limit`.
+size_t spaces_before(std::string_view text, size_t at, size_t limit) {
+  const uint8_t* const classes = character_classes();
+  while (at > limit) {
+    const char* previous = previous_character(text.data() + at);
+    if (!(classes[decode_character(previous).code] & kSpace)) break;
+    at = static_cast<size_t>(previous - text.data());
+  }
+  return at;
+}
+
+size_t spaces_after(std::string_view text, size_t at) {
+  const uint8_t* const classes = character_classes();
+  while (at < text.size()) {
+    const DecodedCharacter c = decode_character(text.data() + at);
+    if (!(classes[c.code] & kSpace)) break;
+    at += c.length;
+  }
+  return at;
+}
+
+}  // namespace
+
+StringMatcher::StringMatcher(const std::vector<std::string>& strings) {
+  for (size_t i = 0; i < strings.size(); ++i) {
+    ASSAY_CHECK(!strings[i].empty());
+    starts_[static_cast<uint8_t>(strings[i][0])] = true;
+    uint32_t node = 0;
+    for (const char c : strings[i]) {
+      const auto byte = static_cast<uint8_t>(c);
+      uint32_t next = child(node, byte);
+      if (next == 0) {
+        next = static_cast<uint32_t>(nodes_.size());
+        nodes_.emplace_back();
+        auto& edges = nodes_[node].edges;
+        const auto place = std::lower_bound(edges.begin(), edges.end(), byte,
+                                            [](const Edge& e, uint8_t b) { return e.byte < b; });
+        edges.insert(place, {byte, next});
+      }
+      node = next;
+    }
+    if (nodes_[node].string == kNoString) nodes_[node].string = static_cast<uint32_t>(i);
+  }
+}
+
+uint32_t StringMatcher::child(uint32_t node, uint8_t byte) const {
+  const auto& edges = nodes_[node].edges;
+  const auto found = std::lower_bound(edges.begin(), edges.end(), byte,
+                                      [](const Edge& e, uint8_t b) { return e.byte < b; });
+  return found != edges.end() && found->byte == byte ? found->node : 0;
+}
+
+std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, size_t from) const {
+  for (size_t begin = from; begin < text.size(); ++begin) {
+    if (!starts_[static_cast<uint8_t>(text[begin])]) continue;
+    std::optional<Match> longest;
+    uint32_t node = 0;
+    for (size_t end = begin; end < text.size();) {
+      node = child(node, static_cast<uint8_t>(text[end++]));
+      if (node == 0) break;
+      if (nodes_[node].string != kNoString) longest = Match{begin, end, nodes_[node].string};
+    }
+    if (longest) return longest;
+  }
+  return std::nullopt;
+}
+
+AddedTokenSplitter::AddedTokenSplitter(std::vector<AddedToken> tokens,
+                                       const std::vector<std::string>& contents)
+    : tokens_(std::move(tokens)), matcher_(contents) {}
+
+void AddedTokenSplitter::split(std::string_view text, bool parse_special, Sink sink) const {
+  size_t done = 0;  // may lie beyond the next match if rstrip took in what begins it
+  size_t from = 0;
+  while (!tokens_.empty()) {
+    const std::optional<StringMatcher::Match> match = matcher_.find(text, from);
+    if (!match) break;
+    // A match that the flags refuse is not searched again for a shorter token inside.
+    from = match->end;
+    const AddedToken& token = tokens_[match->index];
+    if (token.special && !parse_special) continue;
+    if (token.single_word && !stands_alone(text, match->begin, match->end)) continue;
+    size_t begin = match->begin, end = match->end;
+    if (token.lstrip) begin = std::max(spaces_before(text, begin, 0), done);
+    if (token.rstrip) end = spaces_after(text, end);
+    if (done < begin) sink(done, begin, nullptr);
+    sink(begin, end, &token);
+    done = end;
+  }
+  if (done < text.size()) sink(done, text.size(), nullptr);
+}
+
+}  // namespace assay::tokenization

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "convert/tokenizer.h"
+#include "convert/tokenizer/function_ref.h"
+
+namespace assay::tokenization {
+
+/// Finds a set of strings in a text: leftmost first, of those the longest.
+class StringMatcher {
+ public:
+  struct Match {
+    size_t begin, end;
+    size_t index;  // in the list given to the constructor
+  };
+
+  /// Strings are not empty; of equal ones the first counts.
+  explicit StringMatcher(const std::vector<std::string>& strings);
+  /// The first match that begins at or after `from`.
+  std::optional<Match> find(std::string_view text, size_t from) const;
+
+ private:
+  struct Edge {
+    uint8_t byte;
+    uint32_t node;
+  };
+  struct Node {
+    std::vector<Edge> edges;
+    uint32_t string = kNoString;
+  };
+  static constexpr uint32_t kNoString = 0xFFFFFFFFu;
+  uint32_t child(uint32_t node, uint8_t byte) const;  // 0: none
+
+  std::vector<Node> nodes_ = std::vector<Node>(1);
+  std::array<bool, 256> starts_{};  // bytes that begin a string
+};
+
+/// Splits a text on added tokens, with the rules single_word, lstrip and rstrip (formats.md §2.3).
+class AddedTokenSplitter {
+ public:
+  /// `contents[i]` is what stands for `tokens[i]` in the text: its content, normalized if the text
+  /// is.
+  AddedTokenSplitter(std::vector<AddedToken> tokens, const std::vector<std::string>& contents);
+
+  bool empty() const { return tokens_.empty(); }
+
+  /// Calls sink(begin, end, token) for each part in order; token is null for text between tokens.
+  /// Without `parse_special`, special tokens are text.
+  using Sink = FunctionRef<void(size_t begin, size_t end, const AddedToken* token)>;
+  void split(std::string_view text, bool parse_special, Sink sink) const;
+
+ private:
+  std::vector<AddedToken> tokens_;
+  StringMatcher matcher_;
+};
+
+}  // namespace assay::tokenization

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "convert/tokenizer.h"
+#include "convert/tokenizer/bpe.h"
+#include "convert/tokenizer/decoder.h"
+#include "convert/tokenizer/normalizer.h"
+#include "convert/tokenizer/part.h"
+#include "convert/tokenizer/post_processor.h"
+#include "convert/tokenizer/pre_tokenizer.h"
+#include "convert/tokenizer/vocabulary.h"
+
+namespace assay::tokenization {
+
+/// Everything that a file says about a tokenizer, read and checked.
+struct Definition {
+  std::string source;                               // file name, begins every message
+  Vocabulary vocabulary;                            // of the model
+  Vocabulary all_tokens;                            // and the added tokens
+  std::vector<std::pair<int32_t, int32_t>> merges;  // in rank order
+  BpeOptions bpe;
+  std::vector<AddedToken> added_tokens;
+  std::unordered_map<int32_t, size_t> added_by_id;  // index in added_tokens
+  std::unique_ptr<Normalizer> normalizer;           // null: none
+  PreTokenizerPlan pre_tokenizer;
+  PostProcessor post_processor;
+  std::unique_ptr<Decoder> decoder;  // null: tokens joined with spaces, as in the reference
+  std::optional<int32_t> bos_id, eos_id;
+  std::optional<std::string> gguf_pre;
+};
+
+/// tokenizer.json. `root` has an empty path.
+Definition read_tokenizer_json(const Part& root);
+/// bos_token and eos_token of tokenizer_config.json.
+void read_tokenizer_config(const Part& root, Definition& definition);
+/// Adds one added token to `definition`; throws FormatError `<place>: …` if its id or content is
+/// taken by another.
+void add_added_token(Definition& definition, AddedToken token, const std::string& place);
+
+}  // namespace assay::tokenization

@@ -1,0 +1,199 @@
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "convert/core/error.h"
+#include "convert/tokenizer/definition.h"
+#include "convert/tokenizer/gguf_pre.h"
+
+namespace assay::tokenization {
+namespace {
+
+/// tokenizer.ggml.token_type (architectures.md §8.4).
+enum class TokenType : int64_t {
+  kNormal = 1,
+  kUnknown = 2,
+  kControl = 3,
+  kUserDefined = 4,
+  kUnused = 5,
+  kByte = 6,
+};
+
+class Reader {
+ public:
+  Reader(const GgufMetadata& metadata, std::string_view source)
+      : metadata_(metadata), source_(source) {}
+
+  Definition read() {
+    definition_.source = source_;
+    const std::string model = string("tokenizer.ggml.model");
+    if (model != "gpt2") {
+      throw UnsupportedError(place("tokenizer.ggml.model") + "\"" + model +
+                             "\" is not implemented; expected \"gpt2\" (byte-level BPE)");
+    }
+    const std::string name = string("tokenizer.ggml.pre");
+    const std::optional<GgufPre> pre = find_gguf_pre(name);
+    if (!pre) {
+      throw UnsupportedError(place("tokenizer.ggml.pre") + "\"" + name +
+                             "\" is not implemented; known are " + gguf_pre_names());
+    }
+    read_tokens();
+    read_merges();
+    definition_.bpe.ignore_merges = pre->ignore_merges;
+    build(*pre);
+    read_specials(pre->add_bos);
+    if (const auto canonical =
+            gguf_pre_of(pre->normalizer, pre->pre_tokenizer, pre->ignore_merges)) {
+      definition_.gguf_pre = std::string(*canonical);
+    }
+    return std::move(definition_);
+  }
+
+ private:
+  std::string place(std::string_view key) const { return source_ + ": " + std::string(key) + ": "; }
+
+  std::string string(std::string_view key) const {
+    const std::optional<std::string> value = metadata_.string(key);
+    if (!value) throw FormatError(place(key) + "is missing; the file holds no tokenizer");
+    return *value;
+  }
+
+  template <class Element>
+  const std::vector<Element>& array(std::string_view key, std::string_view expected) const {
+    const GgufValue* value = metadata_.find(key);
+    if (!value) throw FormatError(place(key) + "is missing; the file holds no tokenizer");
+    const auto* found = std::get_if<GgufArray>(value);
+    const auto* elements = found ? std::get_if<std::vector<Element>>(&found->values) : nullptr;
+    if (!elements) throw FormatError(place(key) + "must be an array of " + std::string(expected));
+    return *elements;
+  }
+
+  void read_tokens() {
+    const auto& tokens = array<std::string>("tokenizer.ggml.tokens", "strings");
+    const auto& types = array<int32_t>("tokenizer.ggml.token_type", "int32");
+    if (types.size() != tokens.size()) {
+      throw FormatError(place("tokenizer.ggml.token_type") + "has " + std::to_string(types.size()) +
+                        " entries for " + std::to_string(tokens.size()) + " tokens");
+    }
+    if (tokens.size() > static_cast<size_t>(Vocabulary::kIdLimit)) {
+      throw FormatError(place("tokenizer.ggml.tokens") + "has " + std::to_string(tokens.size()) +
+                        " entries; at most " + std::to_string(Vocabulary::kIdLimit) +
+                        " can be read");
+    }
+    std::vector<int32_t> added;
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      const auto id = static_cast<int32_t>(i);
+      switch (static_cast<TokenType>(types[i])) {
+        case TokenType::kUnused:
+          // Ids without a token are filled with [PAD<id>]; text must never become one.
+          if (tokens[i] == "[PAD" + std::to_string(i) + "]") break;
+          [[fallthrough]];
+        case TokenType::kNormal:
+        case TokenType::kByte:
+          if (!definition_.vocabulary.add(tokens[i], id)) {
+            throw FormatError(place("tokenizer.ggml.tokens") + "\"" + tokens[i] + "\" (id " +
+                              std::to_string(i) + ") stands there twice");
+          }
+          break;
+        case TokenType::kUnknown:
+        case TokenType::kControl:
+        case TokenType::kUserDefined:
+          added.push_back(id);
+          break;
+        default:
+          throw UnsupportedError(place("tokenizer.ggml.token_type") + "type " +
+                                 std::to_string(types[i]) + " of token " + std::to_string(i) +
+                                 " is not known; expected 1 to 6");
+      }
+    }
+    definition_.all_tokens = definition_.vocabulary;
+    for (const int32_t id : added) {
+      AddedToken token;
+      token.id = id;
+      token.content = tokens[static_cast<size_t>(id)];
+      token.special =
+          static_cast<TokenType>(types[static_cast<size_t>(id)]) != TokenType::kUserDefined;
+      if (token.content.empty()) continue;
+      add_added_token(definition_, std::move(token), source_ + ": tokenizer.ggml.tokens");
+    }
+  }
+
+  void read_merges() {
+    const std::string_view key = "tokenizer.ggml.merges";
+    const auto& merges = array<std::string>(key, "strings");
+    if (merges.empty()) {
+      throw FormatError(place(key) + "is empty; the file was converted badly");
+    }
+    definition_.merges.reserve(merges.size());
+    for (size_t rank = 0; rank < merges.size(); ++rank) {
+      // A piece is never empty, and its spaces are spelled U+0120.
+      const std::string_view text = merges[rank];
+      const size_t space = text.find(' ', 1);
+      const auto left = definition_.vocabulary.find(text.substr(0, space));
+      const auto right = space == std::string_view::npos
+                             ? std::nullopt
+                             : definition_.vocabulary.find(text.substr(space + 1));
+      if (!left || !right) {
+        throw FormatError(place(key) + "entry " + std::to_string(rank) + ", \"" +
+                          std::string(text) + "\", is not two tokens with a space between them");
+      }
+      definition_.merges.emplace_back(*left, *right);
+    }
+  }
+
+  void build(const GgufPre& pre) {
+    if (!pre.normalizer.is_null()) {
+      definition_.normalizer = make_normalizer(Part(pre.normalizer, source_, "normalizer"));
+    }
+    definition_.pre_tokenizer =
+        make_pre_tokenizer(Part(pre.pre_tokenizer, source_, "pre_tokenizer"));
+    definition_.bpe.byte_level = definition_.pre_tokenizer.byte_level_model;
+    const Json decoder = Json::object().set("type", "ByteLevel");
+    definition_.decoder = make_decoder(Part(decoder, source_, "decoder"));
+  }
+
+  std::optional<int32_t> special(std::string_view key) const {
+    const std::optional<int64_t> id = metadata_.integer(key);
+    if (!id) return std::nullopt;
+    if (*id < 0 || *id >= definition_.all_tokens.id_end() ||
+        !definition_.all_tokens.contains(static_cast<int32_t>(*id))) {
+      throw FormatError(place(key) + "no token has the id " + std::to_string(*id));
+    }
+    return static_cast<int32_t>(*id);
+  }
+
+  void read_specials(bool add_bos_by_default) {
+    definition_.bos_id = special("tokenizer.ggml.bos_token_id");
+    definition_.eos_id = special("tokenizer.ggml.eos_token_id");
+    const auto add = [&](std::string_view key, bool fallback, std::string_view id_key,
+                         std::optional<int32_t> id, std::vector<int32_t>& ids) {
+      if (!metadata_.boolean(key).value_or(fallback)) return;
+      if (!id) {
+        throw FormatError(place(id_key) + "is missing, and " + std::string(key) + " needs it");
+      }
+      ids.push_back(*id);
+    };
+    add("tokenizer.ggml.add_bos_token", add_bos_by_default, "tokenizer.ggml.bos_token_id",
+        definition_.bos_id, definition_.post_processor.prefix);
+    add("tokenizer.ggml.add_eos_token", false, "tokenizer.ggml.eos_token_id", definition_.eos_id,
+        definition_.post_processor.suffix);
+  }
+
+  const GgufMetadata& metadata_;
+  std::string source_;
+  Definition definition_;
+};
+
+}  // namespace
+
+}  // namespace assay::tokenization
+
+namespace assay {
+
+Tokenizer Tokenizer::from_gguf(const GgufMetadata& metadata, std::string_view source) {
+  return Tokenizer(tokenization::Reader(metadata, source).read());
+}
+
+}  // namespace assay
