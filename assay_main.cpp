@@ -1,5 +1,14 @@
 #include "convert/cli/commands.h"
 #include "git_id.h"
+#include "runtime/isa.h"
+
+namespace {
+
+void set_isa(const std::string& name) {
+  if (const auto isa = assay::isa_from_name(name)) assay::force_isa(*isa);  // none for "auto"
+}
+
+}  // namespace
 
 /// The one list of subcommands, in the order of the help. A command is a function in a *_main.cpp,
 /// declared in its folder's commands.h, and one row here.
@@ -7,6 +16,8 @@ int main(int argc, char** argv) {
   const assay::cli::Command* const commands[] = {
       &assay::cli::version_command(),
       &assay::cli::env_command(),
+      &assay::cli::completion_command(),
   };
-  return assay::cli::run_program(argc, argv, commands, {.git_id = ASSAY_GIT_ID});
+  return assay::cli::run_program(argc, argv, commands,
+                                 {.git_id = ASSAY_GIT_ID, .set_isa = set_isa});
 }

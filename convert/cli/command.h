@@ -39,7 +39,8 @@ struct Positional {
   std::string name = {};  // "MODEL"
   std::string help = {};
   bool optional = false;
-  bool repeatable = false;  // the last one only
+  bool repeatable = false;                // the last one only
+  std::vector<std::string> choices = {};  // allowed words; empty: any
 };
 
 struct Example {
@@ -71,8 +72,8 @@ class Arguments {
   /// What to_json() and place() need to know beyond the values.
   struct Details {
     ValueKind kind = ValueKind::kText;
-    bool is_list = false;  // repeatable
-    std::string place;     // empty: the usual words for the origin
+    bool is_list = false;    // repeatable
+    std::string place = {};  // empty: the usual words for the origin
   };
   void set(std::string_view name, std::vector<std::string> values, Origin origin, Details details);
   void set(std::string_view name, std::vector<std::string> values, Origin origin) {
@@ -138,7 +139,7 @@ struct ProgramHooks {
 };
 
 /// Parses, dispatches, maps errors to messages on stderr and exit codes. The program's main.
-/// The commands help, completion and the hidden __complete are added here.
+/// `assay help [COMMAND]` and the hidden `assay __complete WORD…` are answered here.
 int run_program(int argc, const char* const* argv, std::span<const Command* const> commands,
                 const ProgramHooks& hooks = {});
 

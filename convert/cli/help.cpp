@@ -136,6 +136,7 @@ std::string index_help(std::span<const Command* const> commands, int width) {
     if (command->name.starts_with("__")) continue;
     rows.push_back({std::string(command->name), std::string(command->brief)});
   }
+  rows.push_back({"help", "Print the help of a command"});
   result += rows_text(rows, width);
   result += "\nOne command in detail: assay COMMAND --help\n";
   return result;

@@ -16,7 +16,8 @@ class OptionTable {
   /// Throws std::logic_error if two options share a name or a letter.
   explicit OptionTable(const Command& command);
 
-  const std::vector<Option>& options() const { return options_; }
+  const std::vector<Option>& options() const& { return options_; }
+  void options() && = delete;                       // would dangle
   const Option* find(std::string_view name) const;  // nullptr if there is none
   const Option* find_short(char letter) const;      // nullptr if there is none
   std::vector<std::string> names() const;

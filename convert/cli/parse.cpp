@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <boost/program_options.hpp>
 
+#include "convert/cli/config_file.h"
 #include "convert/cli/suggest.h"
 
 namespace assay::cli {
@@ -118,6 +120,13 @@ void collect_option(const OptionTable& table, const po::option& parsed,
   given.push_back({option, std::move(values)});
 }
 
+void check_choice(const Positional& positional, const std::string& word) {
+  const Words& choices = positional.choices;
+  if (choices.empty() || std::find(choices.begin(), choices.end(), word) != choices.end()) return;
+  throw UsageError(fmt::format("{}: expected one of {}, found \"{}\"{}", positional.name,
+                               join_words(choices), word, did_you_mean(word, choices)));
+}
+
 void set_positionals(const Command& command, const Words& words, Arguments& arguments) {
   size_t next = 0;
   for (const Positional& positional : command.positionals) {
@@ -127,11 +136,12 @@ void set_positionals(const Command& command, const Words& words, Arguments& argu
       if (words[i].empty()) {
         throw UsageError(fmt::format("{}: expected a value, found an empty word", positional.name));
       }
+      check_choice(positional, words[i]);
     }
     const auto first = words.begin() + static_cast<std::ptrdiff_t>(next);
     arguments.set(positional.name, Words(first, first + static_cast<std::ptrdiff_t>(n)),
                   Arguments::Origin::kCommandLine,
-                  {.kind = ValueKind::kText, .is_list = positional.repeatable, .place = {}});
+                  {.kind = ValueKind::kText, .is_list = positional.repeatable});
     next += n;
   }
   if (next < words.size()) {
@@ -197,6 +207,7 @@ void add_environment(const OptionTable& table, const EnvironmentMap& environment
     if (found == environment.end() || found->second.empty() || arguments.given(option.name)) {
       continue;
     }
+    if (is_command_line_only(option) && option.name != "config") continue;
     const Words values = option.repeatable ? split_list(found->second) : Words{found->second};
     set_checked(option, values, Arguments::Origin::kEnvironment, name, name, arguments);
   }
@@ -213,7 +224,7 @@ void add_defaults(const Command& command, const OptionTable& table, Arguments& a
   for (const Positional& positional : command.positionals) {
     if (arguments.given(positional.name)) continue;
     arguments.set(positional.name, {}, Arguments::Origin::kDefault,
-                  {.kind = ValueKind::kText, .is_list = positional.repeatable, .place = {}});
+                  {.kind = ValueKind::kText, .is_list = positional.repeatable});
   }
 }
 

@@ -6,8 +6,11 @@
 #include <new>
 
 #include "convert/cli/build_info.h"
+#include "convert/cli/completion.h"
+#include "convert/cli/config_file.h"
 #include "convert/cli/help.h"
 #include "convert/cli/parse.h"
+#include "convert/cli/show_config.h"
 #include "convert/cli/signals.h"
 #include "convert/cli/stream_terminal.h"
 #include "convert/cli/suggest.h"
@@ -98,11 +101,20 @@ class Run {
       return ExitCode::kDone;
     }
     const bool wants_version = is_any_of(words[0], {"--version", "-V"});
+    if (words[0] == "__complete") return print_candidates(words);
     command_ = &known_command(commands_, wants_version ? "version" : words[0]);
     return run_command(*command_, Words(words.begin() + 1, words.end()));
   }
 
+  ExitCode print_candidates(const Words& words) {
+    for (const Candidate& candidate : complete(Words(words.begin() + 1, words.end()), commands_)) {
+      surroundings_.write_out(fmt::format("{}\t{}\n", candidate.word, candidate.description));
+    }
+    return ExitCode::kDone;
+  }
+
   ExitCode run_command(const Command& command, const Words& words) {
+    json_ = std::find(words.begin(), words.end(), "--json") != words.end();
     const OptionTable table(command);
     Arguments arguments = parse_command_line(command, table, words);
     const bool all = arguments.flag("help-all");
@@ -110,17 +122,49 @@ class Run {
       surroundings_.write_out(command_help(command, all, surroundings_.columns()));
       return ExitCode::kDone;
     }
-    json_ = arguments.flag("json");
     add_environment(table, surroundings_.environment, arguments);
+    if (arguments.given("config")) {
+      add_config_file(arguments.text("config"), command, table, commands_, arguments);
+    }
     add_defaults(command, table, arguments);
     json_ = arguments.flag("json");
+    if (arguments.flag("show-config")) return show_config(command, table, arguments);
     check_required(command, table, arguments);
 
     apply_threads(arguments, surroundings_);
     if (hooks_.set_isa) hooks_.set_isa(arguments.text("isa"));
     terminal_ = std::make_unique<StreamTerminal>(TerminalOptions::from(arguments, surroundings_),
                                                  surroundings_);
+    warn_of_misspelt_variables();
     return command.run(arguments, *terminal_);
+  }
+
+  ExitCode show_config(const Command& command, const OptionTable& table,
+                       const Arguments& arguments) {
+    surroundings_.write_out(json_ ? effective_config_json(command, table, arguments).dump() + "\n"
+                                  : effective_config_yaml(command, table, arguments));
+    return ExitCode::kDone;
+  }
+
+  /// ASSAY_GROUPSIZE would else be ignored in silence.
+  void warn_of_misspelt_variables() {
+    constexpr std::string_view kPrefix = "ASSAY_";
+    Words known;  // without the prefix, which would make any two names alike
+    for (const Command* command : commands_) {
+      const OptionTable table(*command);
+      for (const Option& option : table.options()) {
+        known.push_back(environment_name(option).substr(kPrefix.size()));
+      }
+    }
+    for (const auto& [name, value] : surroundings_.environment) {
+      if (!name.starts_with(kPrefix)) continue;
+      const std::string word = name.substr(kPrefix.size());
+      if (std::find(known.begin(), known.end(), word) != known.end()) continue;
+      const std::string hint = did_you_mean(word, known, kPrefix);
+      if (hint.empty()) continue;
+      terminal_->log(LogLevel::kWarning,
+                     fmt::format("the variable {} belongs to no option{}", name, hint));
+    }
   }
 
   /// A log file with missing lines is no success.
@@ -135,11 +179,26 @@ class Run {
     std::string text = fmt::format("assay{}: {}", name, message);
     if (code == ExitCode::kUsage) text += fmt::format("\nTry: assay{} --help", name);
     if (terminal_) {
-      terminal_->log(LogLevel::kError, text);
+      // Stopping where the user asked is no error.
+      terminal_->log(code == ExitCode::kStopped ? LogLevel::kWarning : LogLevel::kError, text);
     } else {
       surroundings_.write_error("error: " + text + "\n");
     }
+    if (json_ && !(terminal_ && terminal_->printed())) print_error_document(message, code);
     return static_cast<int>(code);
+  }
+
+  /// With --json, standard output holds one document in any case.
+  void print_error_document(const std::string& message, ExitCode code) {
+    Json error = Json::object();
+    error.set("exit_code", static_cast<int>(code)).set("message", message);
+    Json document = Json::object();
+    document.set("error", std::move(error));
+    try {
+      surroundings_.write_out(document.dump() + "\n");
+    } catch (const std::exception&) {
+      // The message stands on standard error already, and the exit code tells of the failure.
+    }
   }
 
   std::span<const Command* const> commands_;

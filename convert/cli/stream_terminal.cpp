@@ -158,7 +158,7 @@ std::unique_ptr<Progress> StreamTerminal::progress(std::string_view title, doubl
   auto result = std::make_unique<StreamProgress>(*this, title, total);
   if (options_.progress != ProgressStyle::kNone) {
     const std::lock_guard lock(mutex_);
-    if (!heart_.joinable()) heart_ = std::thread([this] { beat(); });
+    if (!heart_.joinable()) heart_ = std::thread([this] { run_heart(); });
   }
   return result;
 }
@@ -249,15 +249,23 @@ void StreamTerminal::erase_bar() {
 }
 
 void StreamTerminal::beat() {
+  const std::lock_guard lock(mutex_);
+  if (steps_.empty()) return;
+  Step& step = *steps_.back();
+  if (options_.progress == ProgressStyle::kBar) {
+    draw_bar();
+  } else if (options_.progress == ProgressStyle::kPlain &&
+             surroundings_.now() - std::max(step.last_line, step.begin) >= kSilenceSeconds) {
+    write_plain_line(step);
+  }
+}
+
+void StreamTerminal::run_heart() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kBeat, [this] { return ended_; })) {
-    if (steps_.empty()) continue;
-    Step& step = *steps_.back();
-    if (options_.progress == ProgressStyle::kBar) {
-      draw_bar();
-    } else if (surroundings_.now() - std::max(step.last_line, step.begin) >= kSilenceSeconds) {
-      write_plain_line(step);
-    }
+    lock.unlock();
+    beat();
+    lock.lock();
   }
 }
 

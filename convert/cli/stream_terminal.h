@@ -22,7 +22,7 @@ struct TerminalOptions {
   bool verbose = false;
   bool color = false;  // of stderr
   ProgressStyle progress = ProgressStyle::kNone;
-  std::string log_file;  // JSON lines; empty: none
+  std::string log_file = {};  // JSON lines; empty: none
 
   /// Reads the options and the variables NO_COLOR, CLICOLOR_FORCE, TERM and
   /// HF_HUB_DISABLE_PROGRESS_BARS. Throws UsageError for --quiet with --verbose.
@@ -48,6 +48,10 @@ class StreamTerminal : public Terminal {
   bool quiet() const override { return options_.quiet; }
   bool is_tty() const override { return surroundings_.stderr_is_tty; }
 
+  /// Redraws the bar, or writes a plain line if there was none for most of a minute. A thread calls
+  /// this each second, so that long steps do not look like a hang.
+  void beat();
+
   /// Whether print() was called: an error may then not add a JSON document.
   bool printed() const { return printed_; }
   /// Why lines are missing in the log file; empty if none are.
@@ -70,7 +74,7 @@ class StreamTerminal : public Terminal {
   void write_plain_line(Step& step);
   void draw_bar();
   void erase_bar();
-  void beat();  // keeps bar and plain lines alive while update() is not called
+  void run_heart();
   void write_log_record(LogLevel level, std::string_view message);
   std::string status_text(const Step& step, double now) const;
 
