@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -28,6 +29,8 @@ struct GgufArray {
                std::vector<uint64_t>, std::vector<int64_t>, std::vector<double>>
       values;
   size_t size() const;
+
+  friend bool operator==(const GgufArray&, const GgufArray&) = default;
 };
 
 /// Ordered metadata. Keys are unique.
@@ -47,6 +50,7 @@ class GgufMetadata {
 
  private:
   std::vector<std::pair<std::string, GgufValue>> items_;
+  std::map<std::string, size_t, std::less<>> by_key_;  // position in items_
 };
 
 /// One tensor of an opened GGUF file. `shape` is in row-major order, outermost first (reversed ne).
@@ -58,7 +62,10 @@ struct GgufTensor {
 };
 
 /// A mapped GGUF v3 (or v2) file, or all parts of a split one. All checks of formats.md §4.5 are
-/// made at open, in every build type (cases B05, B07–B09, B11).
+/// made at open, in every build type (cases B05, B07–B09, B11): FormatError with file, key or
+/// tensor and place. Of a split file the first part is opened; the others are found by its name. A
+/// sound file with a tensor of a type that no weight format has, a big-endian one, and other
+/// versions are UnsupportedErrors.
 class GgufFile {
  public:
   static GgufFile open(const std::string& path);
@@ -86,7 +93,10 @@ struct GgufTensorSource {
   std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
 };
 
-/// Writes a GGUF v3 file with alignment 32, tensors in the given order, through AtomicFile.
+/// Writes a GGUF v3 file with alignment 32, keys and tensors in the given order, through
+/// HashedFile. FormatError for names that the format cannot hold, UnsupportedError for weight
+/// formats without a GGUF type, ShapeError for shapes that do not fit the format or its source's
+/// number of bytes.
 WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
                        const std::vector<GgufTensorSource>& tensors);
 

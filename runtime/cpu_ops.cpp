@@ -17,6 +17,8 @@ namespace {
 
 constexpr int64_t kElementGrain = 1 << 14;  // elements that are worth a turn of a thread
 
+constexpr int64_t kAttentionRows = 32;  // rows that share the widened keys of a turn
+
 /// Rows per turn such that a turn has about kElementGrain elements.
 int64_t row_grain(int64_t columns) {
   return std::max<int64_t>(1, kElementGrain / std::max<int64_t>(1, columns));
@@ -38,6 +40,8 @@ class Runner {
   void operator()(const SelectRowsOp& op) const;
 
  private:
+  /// Attention of rows [begin, end), one sequence, for the query heads of one K/V head.
+  void attend_rows(const AttentionOp& op, int kv_head, int64_t begin, int64_t end) const;
   const RegisterSpec& spec(Register r) const {
     return context_.program->registers[static_cast<size_t>(r.index)];
   }
@@ -128,28 +132,52 @@ void Runner::operator()(const KvWriteOp& op) const {
 }
 
 void Runner::operator()(const AttentionOp& op) const {
+  // A turn is one K/V head and some rows of one sequence: all queries in it read the same keys.
+  std::vector<std::pair<int64_t, int64_t>> blocks;
+  for (int64_t begin = 0; begin < n_rows();) {
+    const auto sequence_of = [&](int64_t row) {
+      return context_.rows[static_cast<size_t>(row)].sequence;
+    };
+    int64_t end = begin + 1;
+    while (end < n_rows() && end - begin < kAttentionRows &&
+           sequence_of(end) == sequence_of(begin)) {
+      ++end;
+    }
+    blocks.emplace_back(begin, end);
+    begin = end;
+  }
+  const auto n_blocks = static_cast<int64_t>(blocks.size());
+  // Heads outside, so that neighbouring turns read the same keys.
+  parallel_for(op.n_kv_heads * n_blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto [first_row, end_row] = blocks[static_cast<size_t>(i % n_blocks)];
+      attend_rows(op, static_cast<int>(i / n_blocks), first_row, end_row);
+    }
+  });
+}
+
+void Runner::attend_rows(const AttentionOp& op, int kv_head, int64_t begin, int64_t end) const {
   const int64_t n = columns(op.q);
   const int group = op.n_heads / op.n_kv_heads;
   const KvCache& cache = *context_.cache;
-  // Heads outside, so that neighbouring turns read the same keys.
-  parallel_for(op.n_heads * n_rows(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const auto head = static_cast<int>(i / n_rows());
-      const int64_t row = i % n_rows();
-      const RowPosition at = context_.rows[static_cast<size_t>(row)];
-      const int64_t first =
-          op.sliding_window ? std::max<int64_t>(0, at.position - *op.sliding_window + 1) : 0;
-      const float* q = f32(op.q) + row * n + static_cast<int64_t>(head) * op.head_dim;
-      float* out = f32(op.out) + row * n + static_cast<int64_t>(head) * op.head_dim;
-      const bool finite = attend(q, cache.keys(op.cache_layer, at.sequence, head / group),
-                                 cache.values(op.cache_layer, at.sequence, head / group),
-                                 cache.type(), first, at.position, op.head_dim, op.scale, out);
-      if (!finite) {
-        throw_not_finite(op_, context_, row, static_cast<int64_t>(head) * op.head_dim, NAN,
-                         "attention score or output of head " + std::to_string(head));
-      }
+  const int sequence = context_.rows[static_cast<size_t>(begin)].sequence;
+  std::vector<AttentionQuery> queries;
+  for (int64_t row = begin; row < end; ++row) {
+    const int64_t last = context_.rows[static_cast<size_t>(row)].position;
+    const int64_t first =
+        op.sliding_window ? std::max<int64_t>(0, last - *op.sliding_window + 1) : 0;
+    for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+      const int64_t at = row * n + static_cast<int64_t>(head) * op.head_dim;
+      queries.push_back({f32(op.q) + at, f32(op.out) + at, first, last});
     }
-  });
+  }
+  const int64_t bad = attend_many(queries, cache.keys(op.cache_layer, sequence, kv_head),
+                                  cache.values(op.cache_layer, sequence, kv_head), cache.type(),
+                                  op.head_dim, op.scale);
+  if (bad < 0) return;
+  const auto head = static_cast<int>(kv_head * group + bad % group);
+  throw_not_finite(op_, context_, begin + bad / group, static_cast<int64_t>(head) * op.head_dim,
+                   NAN, "attention score or output of head " + std::to_string(head));
 }
 
 void Runner::operator()(const SwiGluOp& op) const {

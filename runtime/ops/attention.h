@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "runtime/kv_cache.h"
 
@@ -20,6 +21,20 @@ inline constexpr int64_t kAttentionSegment = 128;  // absolute positions per seg
 /// or result is not finite.
 bool attend(const float* q, const void* keys, const void* values, KvType type, int64_t first,
             int64_t last, int head_dim, float scale, float* out);
+
+/// One query of attend_many; fields as the arguments of attend.
+struct AttentionQuery {
+  const float* q = nullptr;
+  float* out = nullptr;
+  int64_t first = 0;
+  int64_t last = 0;
+};
+
+/// attend for queries of any heads and positions that read the same cache rows: each segment is
+/// widened once for all. Bits as of attend for each alone. Returns −1, or the index of the first
+/// query with a score or result that is not finite.
+int64_t attend_many(std::span<const AttentionQuery> queries, const void* keys, const void* values,
+                    KvType type, int head_dim, float scale);
 
 /// The same, one value at a time: the oracle of the tests.
 bool attend_reference(const float* q, const void* keys, const void* values, KvType type,

@@ -7,6 +7,7 @@
 #include "runtime/math.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/rms_norm.h"
+#include "runtime/ops/vector_kernels.h"
 
 namespace assay {
 namespace {
@@ -96,9 +97,50 @@ bool attend_reference(const float* q, const void* keys, const void* values, KvTy
   return finite;
 }
 
+int64_t attend_many(std::span<const AttentionQuery> queries, const void* keys, const void* values,
+                    KvType type, int head_dim, float scale) {
+  if (queries.empty()) return -1;
+  // Kept from call to call: fresh memory costs page faults.
+  struct Space {
+    std::vector<const float*> q;
+    std::vector<float*> out;
+    std::vector<int64_t> first, last;
+    std::vector<float> workspace;
+  };
+  thread_local Space space;
+  space.q.clear();
+  space.out.clear();
+  space.first.clear();
+  space.last.clear();
+  for (const AttentionQuery& query : queries) {
+    space.q.push_back(query.q);
+    space.out.push_back(query.out);
+    space.first.push_back(query.first);
+    space.last.push_back(query.last);
+  }
+  AttendCall call;
+  call.q = space.q.data();
+  call.out = space.out.data();
+  call.first = space.first.data();
+  call.last = space.last.data();
+  call.n_queries = static_cast<int64_t>(queries.size());
+  call.keys = keys;
+  call.values = values;
+  call.type = type;
+  call.head_dim = head_dim;
+  call.scale = scale;
+  constexpr size_t kAlignment = 16;  // floats
+  const auto size = static_cast<size_t>(attend_workspace_floats(head_dim, call.n_queries));
+  if (space.workspace.size() < size + kAlignment) space.workspace.resize(size + kAlignment);
+  const size_t misplaced = reinterpret_cast<uintptr_t>(space.workspace.data()) / 4 % kAlignment;
+  call.workspace = space.workspace.data() + (kAlignment - misplaced) % kAlignment;
+  return vector_kernels().attend(call);
+}
+
 bool attend(const float* q, const void* keys, const void* values, KvType type, int64_t first,
             int64_t last, int head_dim, float scale, float* out) {
-  return attend_reference(q, keys, values, type, first, last, head_dim, scale, out);
+  const AttentionQuery query{q, out, first, last};
+  return attend_many(std::span(&query, 1), keys, values, type, head_dim, scale) < 0;
 }
 
 }  // namespace assay

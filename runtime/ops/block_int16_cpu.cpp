@@ -4,6 +4,7 @@
 #include "convert/core/error.h"
 #include "runtime/math.h"
 #include "runtime/ops/block_int16.h"
+#include "runtime/ops/vector_kernels.h"
 
 namespace assay {
 namespace {
@@ -104,7 +105,20 @@ void dequantize_block_int16(const BlockInt16& x, float* out) {
 
 int64_t quantize_block_int16(const float* x, int64_t rows, int64_t columns, int64_t stride,
                              BlockInt16& out) {
-  return quantize_block_int16_reference(x, rows, columns, stride, out);
+  out.resize(rows, columns);
+  const VectorKernels& kernels = vector_kernels();
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto at = static_cast<size_t>(row * out.padded_columns);
+    const BlockInt16Row target{&out.high[at], &out.low[at], &out.scales[at / kActivationGroup],
+                               &out.high_sums[at / kSumColumns], &out.low_sums[at / kSumColumns]};
+    if (kernels.quantize_row(x + row * stride, columns, target)) continue;
+    BlockInt16 scratch;
+    const int64_t bad =
+        quantize_block_int16_reference(x + row * stride, 1, columns, columns, scratch);
+    ASSAY_CHECK(bad >= 0);
+    return row * columns + bad;
+  }
+  return -1;
 }
 
 }  // namespace assay

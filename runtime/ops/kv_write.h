@@ -11,6 +11,9 @@ namespace assay {
 /// throws NumericError with op and layer.
 int64_t round_to_cache(const float* x, int64_t n, KvType type, void* out);
 
+/// The same, one value at a time: the oracle of the tests.
+int64_t round_to_cache_reference(const float* x, int64_t n, KvType type, void* out);
+
 /// Stores one token's K and V of every head at `position` of `sequence`.
 /// k, v  (n_kv_heads, head_dim) fp32, K after RoPE
 /// Returns −1, or the index within k (then v, counted on from n_kv_heads · head_dim) of the first

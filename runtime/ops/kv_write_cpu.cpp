@@ -3,10 +3,11 @@
 #include "convert/core/dtype.h"
 #include "runtime/math.h"
 #include "runtime/ops/kv_write.h"
+#include "runtime/ops/vector_kernels.h"
 
 namespace assay {
 
-int64_t round_to_cache(const float* x, int64_t n, KvType type, void* out) {
+int64_t round_to_cache_reference(const float* x, int64_t n, KvType type, void* out) {
   if (type == KvType::kF32) {
     std::memcpy(out, x, static_cast<size_t>(n) * sizeof(float));
     for (int64_t i = 0; i < n; ++i) {
@@ -21,6 +22,11 @@ int64_t round_to_cache(const float* x, int64_t n, KvType type, void* out) {
     if ((bits[i] & exponent) == exponent) return i;
   }
   return -1;
+}
+
+int64_t round_to_cache(const float* x, int64_t n, KvType type, void* out) {
+  if (vector_kernels().round_to_cache(x, n, type, out)) return -1;
+  return round_to_cache_reference(x, n, type, out);
 }
 
 int64_t kv_write(const float* k, const float* v, int n_kv_heads, int head_dim, int layer,

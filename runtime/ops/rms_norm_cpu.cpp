@@ -4,6 +4,7 @@
 
 #include "runtime/math.h"
 #include "runtime/ops/rms_norm.h"
+#include "runtime/ops/vector_kernels.h"
 
 namespace assay {
 namespace {
@@ -56,12 +57,20 @@ void rms_norm_reference(const float* x, const float* weight, float eps, int64_t 
   }
 }
 
-float lane_dot(const float* a, const float* b, int64_t n) { return lane_dot_reference(a, b, n); }
+float lane_dot(const float* a, const float* b, int64_t n) {
+  return vector_kernels().lane_dot(a, b, n);
+}
 
-float lane_sum(const float* a, int64_t n) { return lane_sum_reference(a, n); }
+float lane_sum(const float* a, int64_t n) { return vector_kernels().lane_sum(a, n); }
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y) {
-  rms_norm_reference(x, weight, eps, rows, n, y);
+  const VectorKernels& kernels = vector_kernels();
+  const float one_over_n = 1.0f / static_cast<float>(n);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * n;
+    const float mean = kernels.lane_dot(in, in, n) * one_over_n;
+    kernels.scale_by_weight(in, 1.0f / std::sqrt(mean + eps), weight, n, y + row * n);
+  }
 }
 
 }  // namespace assay

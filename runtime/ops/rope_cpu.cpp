@@ -6,6 +6,7 @@
 #include "convert/core/math64.h"
 #include "convert/core/sha256.h"
 #include "runtime/ops/rope.h"
+#include "runtime/ops/vector_kernels.h"
 
 namespace assay {
 namespace {
@@ -134,18 +135,13 @@ std::string rope_table_sha256(const RopeSpec& spec) {
 }
 
 void rope_apply(const RopeTable& table, int64_t position, float* x, int n_heads, int head_dim) {
+  const VectorKernels& kernels = vector_kernels();
   const int pairs = table.rotary_dims / 2;
   const float* cos = table.cos.data() + position * pairs;
   const float* sin = table.sin.data() + position * pairs;
   for (int head = 0; head < n_heads; ++head) {
     float* first = x + static_cast<int64_t>(head) * head_dim;
-    float* second = first + pairs;
-    for (int i = 0; i < pairs; ++i) {
-      const float x1 = first[i];
-      const float x2 = second[i];
-      first[i] = x1 * cos[i] - x2 * sin[i];
-      second[i] = x2 * cos[i] + x1 * sin[i];
-    }
+    kernels.rotate(first, first + pairs, cos, sin, pairs);
   }
 }
 
