@@ -38,3 +38,21 @@ function(assay_write_git_id target)
   add_dependencies(${target} ${target}_git_id)
   target_include_directories(${target} PRIVATE ${folder})
 endfunction()
+
+# Sources compiled for one instruction set and chosen at run time (runtime/isa.h): `isa` is avx2 or
+# avx512. They emit no function with a weak symbol, whose copy the linker could take for all. On
+# other processors they compile to nothing. GCC 12 takes the undefined operands inside its own
+# AVX-512 intrinsics for uninitialized variables.
+function(assay_isa_sources target isa)
+  target_sources(${target} PRIVATE ${ARGN})
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    return()
+  endif()
+  set(options -mavx2 -mfma -mf16c)
+  if(isa STREQUAL avx512)
+    list(APPEND options -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
+                        $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>
+                        $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
+  endif()
+  set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${options}")
+endfunction()

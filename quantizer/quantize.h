@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "calibrate/hessian.h"
 #include "convert/core/dtype.h"
 #include "convert/core/json.h"
 
@@ -25,19 +26,11 @@ struct QuantizeOptions {
   DType scale_dtype = DType::kBF16;  // type that scales are rounded to, and stored as
   double damp_percent = 0.01;
   DampBasis damp_basis = DampBasis::kMeanDiagonal;
-  std::vector<double> damp_retries;  // tried in order after a failed factorisation; all reported
+  std::vector<double> damp_retries = {};  // tried in order after a failed factorisation; all reported
   ActOrder act_order = ActOrder::kStatic;
   ScaleSearch scale_search = ScaleSearch::kHessianGrid;
   int64_t solve_block_size = 128;  // columns per lazy block; changes speed only
   bool propagate = true;           // false: inputs come from the 16-bit stream
-};
-
-/// H = X^T X of one linear's inputs, fp64 from exact integer sums (arithmetic.md §9), without
-/// factor 2/n.
-struct Hessian {
-  int64_t n = 0;
-  std::vector<double> values;  // (n, n) row-major, symmetric
-  int64_t n_tokens = 0;
 };
 
 /// The damped factor of one Hessian, shared by the linears that read the same input.

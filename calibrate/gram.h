@@ -1,0 +1,66 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "calibrate/hessian.h"
+
+namespace assay {
+
+/// Most tokens of one Gram matrix: |A_ij| ≤ 32,639²·tokens stays below 2^53, so that sums are
+/// exact integers in fp64 (arithmetic.md §9).
+inline constexpr int64_t kMaxGramTokens = 8'400'000;
+
+/// Largest magnitude of every channel over all calibration tokens.
+class ChannelMaxima {
+ public:
+  explicit ChannelMaxima(int64_t n) : maxima_(static_cast<size_t>(n), 0) {}
+
+  /// x (n_tokens, n) row-major. Any order of calls gives the same result.
+  void add(const float* x, int64_t n_tokens);
+
+  /// First channel that saw a NaN, an infinity or a value beyond 32,639·2^100, or −1.
+  int64_t find_fault() const;
+  float maximum(int64_t channel) const;
+  /// e_j of arithmetic.md §3 for every channel.
+  std::vector<int> exponents() const;
+
+ private:
+  std::vector<uint32_t> maxima_;  // (n) bits of the largest |x|: order of bits = order of values
+};
+
+/// A_ij = Σ_t q_ti·q_tj with q = rint(x / 2^e_j), exact. Independent of token order, of the split
+/// into calls, of threads and instruction set.
+class Gram {
+ public:
+  /// exponents (n): from all tokens, before the first is added.
+  explicit Gram(std::span<const int> exponents);
+
+  /// x (n_tokens, n) row-major, |x| ≤ 32,639·2^e_j. Throws UnsupportedError beyond kMaxGramTokens.
+  void add(const float* x, int64_t n_tokens);
+  int64_t n_tokens() const { return n_tokens_; }
+
+  /// H_ij = A_ij·2^(e_i)·2^(e_j), as a full matrix. The object is empty afterwards.
+  Hessian finish();
+
+  /// Most bytes held for n channels, the result of finish() included: for --dry-run.
+  static uint64_t peak_bytes(int64_t n);
+
+ private:
+  void pack(const float* x, int64_t n_tokens);
+  void multiply(int64_t n_chunks);
+  void add_tile(int64_t row_panel, int64_t column_panel, int64_t chunk);
+
+  int64_t n_ = 0;
+  int64_t n_panels_ = 0;
+  int64_t n_tokens_ = 0;
+  std::vector<int> exponents_;
+  std::vector<float> inverse_scales_;  // (n) 2^(−e_j)
+  std::vector<double> sums_;  // (n_panels · (n_panels + 1) / 2, 32, 32): tiles (i, j ≤ i), integers
+  std::vector<int32_t> pairs_;   // (chunk, panel, 128, 32), gram_kernels.h
+  std::vector<float> energies_;  // (chunk, panel, block, 32) Σ q² of a block
+  std::vector<double> most_;     // (chunk, panel, 5) largest energy of each block, of the chunk
+};
+
+}  // namespace assay

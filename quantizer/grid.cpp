@@ -1,0 +1,278 @@
+#include "quantizer/grid.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "quantizer/solver_kernels.h"
+
+namespace assay {
+namespace {
+
+constexpr int64_t kCandidates = 21;
+
+// Two vectors of eight rows per candidate stand in packs of three (kQuadraticLanes).
+constexpr int64_t kPacks = (2 * kCandidates + 2) / 3;
+
+struct Range {
+  float low = 0.0f;
+  float high = 0.0f;
+};
+
+struct ScaleAndZero {
+  float scale = 0.0f;
+  uint8_t zero = 0;
+};
+
+float largest_code(const QuantizeOptions& options) {
+  return static_cast<float>((1 << options.bits) - 1);
+}
+
+uint8_t middle_code(const QuantizeOptions& options) {
+  return static_cast<uint8_t>(1 << (options.bits - 1));
+}
+
+// Rounds to nearest even; x is cut first to where that is exact, far beyond every grid.
+float round_even(float x) {
+  x = x > -1024.0f ? x : -1024.0f;
+  x = x < 1024.0f ? x : 1024.0f;
+  return (x + 12582912.0f) - 12582912.0f;
+}
+
+Range range_of(std::span<const float> weights, bool symmetric) {
+  Range range;
+  for (const float w : weights) {
+    range.low = w < range.low ? w : range.low;
+    range.high = w > range.high ? w : range.high;
+  }
+  if (symmetric) {
+    range.high = std::max(-range.low, range.high);
+    range.low = -range.high;
+  }
+  return range;
+}
+
+ScaleAndZero scale_and_zero(const Range& range, const QuantizeOptions& options) {
+  const float width = options.symmetric ? 2.0f * range.high : range.high - range.low;
+  const float scale = store_scale(width / largest_code(options), options);
+  if (scale == 0.0f) return {1.0f, middle_code(options)};
+  if (options.symmetric) return {scale, middle_code(options)};
+  const float zero = round_even(-range.low / scale);
+  return {scale, static_cast<uint8_t>(std::clamp(zero, 0.0f, largest_code(options)))};
+}
+
+void check_scale(float scale, const LayerProblem& problem, int64_t row, int64_t group) {
+  if (std::isfinite(scale) && scale > 0.0f) return;
+  throw NumericError(std::string(problem.module) + ": row " + std::to_string(row) + ", group " +
+                     std::to_string(group) + ": scale " + std::to_string(scale) +
+                     ", expected a finite positive number; the weights do not fit the scale type");
+}
+
+std::span<const float> group_of(const LayerProblem& problem, const Grid& grid, int64_t row,
+                                int64_t group) {
+  const int64_t begin = group * grid.group_size;
+  const int64_t end = std::min(problem.in_features, begin + grid.group_size);
+  return problem.weights.subspan(static_cast<size_t>(row * problem.in_features + begin),
+                                 static_cast<size_t>(end - begin));
+}
+
+Grid empty_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  Grid grid;
+  grid.group_size = columns_per_group(problem.in_features, options);
+  grid.n_groups = (problem.in_features + grid.group_size - 1) / grid.group_size;
+  const auto size = static_cast<size_t>(problem.out_features * grid.n_groups);
+  grid.scales.resize(size);
+  grid.zero_points.resize(size);
+  return grid;
+}
+
+// H of one group's columns, in panels (n_panels, n, 8) padded with zeros.
+std::vector<double> group_hessian(const Hessian& hessian, int64_t first, int64_t n) {
+  const int64_t n_panels = (n + kQuadraticPanel - 1) / kQuadraticPanel;
+  std::vector<double> panels(static_cast<size_t>(n_panels * n * kQuadraticPanel));
+  for (int64_t i = 0; i < n; ++i) {
+    const double* row = hessian.values.data() + (first + i) * hessian.n + first;
+    for (int64_t j = 0; j < n; ++j) {
+      panels[static_cast<size_t>((j / kQuadraticPanel * n + i) * kQuadraticPanel +
+                                 j % kQuadraticPanel)] = row[j];
+    }
+  }
+  return panels;
+}
+
+using Candidates = std::array<std::array<ScaleAndZero, kCandidates>, kGridRows>;
+
+// Candidates of 16 rows; rows past the last repeat it.
+Candidates candidates_of(const LayerProblem& problem, const QuantizeOptions& options,
+                         const Grid& grid, int64_t first_row, int64_t group) {
+  Candidates candidates;
+  for (int64_t r = 0; r < kGridRows; ++r) {
+    const int64_t row = std::min(first_row + r, problem.out_features - 1);
+    const Range range = range_of(group_of(problem, grid, row, group), options.symmetric);
+    for (int64_t c = 0; c < kCandidates; ++c) {
+      const float part = static_cast<float>(static_cast<double>(40 - c) / 40.0);
+      auto& candidate = candidates[static_cast<size_t>(r)][static_cast<size_t>(c)];
+      candidate = scale_and_zero({range.low * part, range.high * part}, options);
+      check_scale(candidate.scale, problem, row, group);
+    }
+  }
+  return candidates;
+}
+
+// Objectives of all candidates of 16 rows: errors of round-to-nearest, then the quadratic forms.
+class GroupSearch {
+ public:
+  GroupSearch(int64_t n, const std::vector<double>& panels)
+      : n_(n),
+        panels_(panels),
+        weights_(static_cast<size_t>(n * kGridRows)),
+        errors_(static_cast<size_t>(kPacks * n * kQuadraticLanes)) {}
+
+  void run(const LayerProblem& problem, const QuantizeOptions& options, const Grid& grid,
+           int64_t first_row, int64_t group, const Candidates& candidates) {
+    const SolverKernels& kernels = solver_kernels();
+    for (int64_t r = 0; r < kGridRows; ++r) {
+      const int64_t row = std::min(first_row + r, problem.out_features - 1);
+      const std::span<const float> weights = group_of(problem, grid, row, group);
+      for (int64_t i = 0; i < n_; ++i) {
+        weights_[static_cast<size_t>(i * kGridRows + r)] = weights[static_cast<size_t>(i)];
+      }
+    }
+    for (int64_t c = 0; c < kCandidates; ++c) {
+      std::array<float, kGridRows> scales;
+      std::array<float, kGridRows> zeros;
+      for (size_t r = 0; r < kGridRows; ++r) {
+        scales[r] = candidates[r][static_cast<size_t>(c)].scale;
+        zeros[r] = candidates[r][static_cast<size_t>(c)].zero;
+      }
+      kernels.grid_errors(weights_.data(), n_, scales.data(), zeros.data(), largest_code(options),
+                          errors_.data() + offset(2 * c), errors_.data() + offset(2 * c + 1));
+    }
+    objectives_.fill(0.0);
+    for (int64_t pack = 0; pack < kPacks; ++pack) {
+      for (int64_t j = 0; j < n_; j += kQuadraticPanel) {
+        kernels.quadratic_panel(errors_.data() + pack * n_ * kQuadraticLanes, n_,
+                                panels_.data() + j * n_, j, std::min(kQuadraticPanel, n_ - j),
+                                objectives_.data() + pack * kQuadraticLanes);
+      }
+    }
+  }
+
+  /// First candidate of the row with the smallest objective.
+  int64_t best(int64_t r) const {
+    int64_t winner = 0;
+    for (int64_t c = 1; c < kCandidates; ++c) {
+      if (objective(r, c) < objective(r, winner)) winner = c;
+    }
+    return winner;
+  }
+
+ private:
+  // Of vector v = 2·candidate + half in errors_: pack v / 3, lanes 8·(v mod 3) …
+  int64_t offset(int64_t v) const { return v / 3 * n_ * kQuadraticLanes + v % 3 * 8; }
+  double objective(int64_t r, int64_t c) const {
+    return objectives_[static_cast<size_t>((2 * c + r / 8) * 8 + r % 8)];
+  }
+
+  int64_t n_;
+  const std::vector<double>& panels_;
+  std::vector<float> weights_;  // (n, 16)
+  std::vector<double> errors_;  // (packs, n, 24)
+  std::array<double, kPacks * kQuadraticLanes> objectives_{};
+};
+
+}  // namespace
+
+int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options) {
+  return options.group_size < 0 ? in_features : options.group_size;
+}
+
+float store_scale(float scale, const QuantizeOptions& options) {
+  switch (options.scale_dtype) {
+    case DType::kBF16:
+      return bf16_to_f32(f32_to_bf16(scale));
+    case DType::kF16:
+      return f16_to_f32(f32_to_f16(scale));
+    default:
+      ASSAY_CHECK(options.scale_dtype == DType::kF32);
+      return scale;
+  }
+}
+
+Grid min_max_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  Grid grid = empty_grid(problem, options);
+  parallel_for(problem.out_features, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t group = 0; group < grid.n_groups; ++group) {
+        const Range range = range_of(group_of(problem, grid, row, group), options.symmetric);
+        const ScaleAndZero choice = scale_and_zero(range, options);
+        check_scale(choice.scale, problem, row, group);
+        grid.scales[static_cast<size_t>(row * grid.n_groups + group)] = choice.scale;
+        grid.zero_points[static_cast<size_t>(row * grid.n_groups + group)] = choice.zero;
+      }
+    }
+  });
+  return grid;
+}
+
+Grid hessian_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  ASSAY_CHECK(problem.hessian != nullptr && problem.hessian->n == problem.in_features);
+  Grid grid = empty_grid(problem, options);
+  for (int64_t group = 0; group < grid.n_groups; ++group) {
+    const int64_t first = group * grid.group_size;
+    const int64_t n = std::min(grid.group_size, problem.in_features - first);
+    const std::vector<double> panels = group_hessian(*problem.hessian, first, n);
+    const int64_t n_tasks = (problem.out_features + kGridRows - 1) / kGridRows;
+    parallel_for(n_tasks, 2, [&](int64_t begin, int64_t end) {
+      GroupSearch search(n, panels);
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t first_row = task * kGridRows;
+        const Candidates candidates = candidates_of(problem, options, grid, first_row, group);
+        search.run(problem, options, grid, first_row, group, candidates);
+        for (int64_t r = 0; r < std::min(kGridRows, problem.out_features - first_row); ++r) {
+          const ScaleAndZero& choice =
+              candidates[static_cast<size_t>(r)][static_cast<size_t>(search.best(r))];
+          const auto index = static_cast<size_t>((first_row + r) * grid.n_groups + group);
+          grid.scales[index] = choice.scale;
+          grid.zero_points[index] = choice.zero;
+        }
+      }
+    });
+  }
+  return grid;
+}
+
+Grid make_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  return options.scale_search == ScaleSearch::kHessianGrid ? hessian_grid(problem, options)
+                                                           : min_max_grid(problem, options);
+}
+
+uint8_t nearest_code(float weight, float scale, uint8_t zero_point, int bits) {
+  const float code = round_even(weight / scale) + static_cast<float>(zero_point);
+  return static_cast<uint8_t>(std::clamp(code, 0.0f, static_cast<float>((1 << bits) - 1)));
+}
+
+int64_t nearest_codes(std::span<const float> weights, const Grid& grid, int64_t row, int bits,
+                      std::span<uint8_t> codes) {
+  const float last = static_cast<float>((1 << bits) - 1);
+  int64_t n_cut = 0;
+  for (int64_t group = 0; group < grid.n_groups; ++group) {
+    const auto index = static_cast<size_t>(row * grid.n_groups + group);
+    const float scale = grid.scales[index];
+    const auto zero = static_cast<float>(grid.zero_points[index]);
+    const auto begin = static_cast<size_t>(group * grid.group_size);
+    const size_t end = std::min(weights.size(), begin + static_cast<size_t>(grid.group_size));
+    for (size_t k = begin; k < end; ++k) {
+      const float code = round_even(weights[k] / scale) + zero;
+      n_cut += code < 0.0f || code > last ? 1 : 0;
+      codes[k] = static_cast<uint8_t>(std::clamp(code, 0.0f, last));
+    }
+  }
+  return n_cut;
+}
+
+}  // namespace assay

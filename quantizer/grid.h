@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "quantizer/quantize.h"
+
+namespace assay {
+
+/// Scales and zero points of one linear: w ≈ scale · (code − zero).
+struct Grid {
+  int64_t group_size = 0;            // columns per group
+  int64_t n_groups = 0;              // per row
+  std::vector<float> scales;         // (out_features, n_groups), values of the stored type
+  std::vector<uint8_t> zero_points;  // (out_features, n_groups)
+};
+
+/// Columns per group for options.group_size, where −1 is the whole row.
+int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options);
+
+/// Rounds a scale to the type in which it is stored, nearest even.
+float store_scale(float scale, const QuantizeOptions& options);
+
+/// One (scale, zero point) per row and group by the range of the weights (arithmetic.md §9, "Scales
+/// and zero points"). Throws NumericError with module, row and group where a scale overflows.
+Grid min_max_grid(const LayerProblem& problem, const QuantizeOptions& options);
+
+/// Per row and group the best of 21 candidates: the range times 1.0, 0.975 … 0.5. Objective
+/// e·H_gg·e^T of round-to-nearest, fp64, H without damping; the first minimum wins
+/// (quantization.md, step 4). Needs problem.hessian.
+Grid hessian_grid(const LayerProblem& problem, const QuantizeOptions& options);
+
+/// The one that options.scale_search names.
+Grid make_grid(const LayerProblem& problem, const QuantizeOptions& options);
+
+/// Code of one weight: clamp(rne(w/s) + z, 0, 2^bits − 1).
+uint8_t nearest_code(float weight, float scale, uint8_t zero_point, int bits);
+/// All weights of a row to their nearest codes. Returns how many were cut to the ends of the grid.
+int64_t nearest_codes(std::span<const float> weights, const Grid& grid, int64_t row, int bits,
+                      std::span<uint8_t> codes);
+
+}  // namespace assay

@@ -1,0 +1,7 @@
+#include "quantizer/solver_kernels_impl.h"
+
+namespace assay {
+
+const SolverKernels& solver_kernels_scalar() { return kKernels; }
+
+}  // namespace assay

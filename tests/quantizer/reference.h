@@ -1,0 +1,36 @@
+#pragma once
+
+#include <vector>
+
+#include "quantizer/quantize.h"
+
+namespace assay::test {
+
+// The solver of arithmetic.md §9 in plain loops, one element at a time, in the order of the page:
+// what the fast code is compared with, bit for bit. Nothing is shared with it.
+
+struct ReferenceFactor {
+  std::vector<int64_t> order;
+  std::vector<float> ratios;   // (n, n)
+  std::vector<double> pivots;  // (n)
+  double lambda = 0.0;
+  bool failed = false;
+};
+ReferenceFactor reference_factor(const Hessian& hessian, const QuantizeOptions& options);
+
+struct ReferenceGrid {
+  std::vector<float> scales;     // (rows, n_groups)
+  std::vector<int> zero_points;  // (rows, n_groups)
+};
+ReferenceGrid reference_grid(const LayerProblem& problem, const QuantizeOptions& options);
+
+/// Codes (rows, columns) of round-to-nearest.
+std::vector<uint8_t> reference_rtn(const LayerProblem& problem, const QuantizeOptions& options,
+                                   const ReferenceGrid& grid);
+/// Codes (rows, columns) of the column loop, with no blocks at all.
+std::vector<uint8_t> reference_gptq(const LayerProblem& problem, const QuantizeOptions& options,
+                                    const ReferenceGrid& grid, const ReferenceFactor& factor);
+double reference_loss(const LayerProblem& problem, const QuantizeOptions& options,
+                      const ReferenceGrid& grid, const std::vector<uint8_t>& codes);
+
+}  // namespace assay::test
