@@ -64,6 +64,11 @@ class Executor {
   /// that is not finite. After an exception every sequence has the length it had before.
   virtual void forward(std::span<const BatchItem> items, std::vector<float>& logits,
                        const OpObserver& observer = nullptr) = 0;
+
+  /// Feeds first_token, then n_tokens − 1 times the greedy choice, and returns the n_tokens
+  /// choices; the same ids as forward() and argmax, one token at a time. Never stops early. Devices
+  /// that keep the loop on the card override it.
+  virtual std::vector<int32_t> decode_greedy(int sequence, int32_t first_token, int64_t n_tokens);
 };
 
 /// Something that models can be loaded on.

@@ -1,0 +1,322 @@
+#include "runtime/device/cuda_executor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/float_environment.h"
+
+namespace assay::cuda {
+namespace {
+
+int multiprocessors(int index) {
+  ASSAY_CUDA(cudaSetDevice(index));
+  int count = 0;
+  ASSAY_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index));
+  return count;
+}
+
+ExecutorOptions resolved(const Checkpoint& checkpoint, ExecutorOptions options) {
+  if (options.context <= 0) options.context = checkpoint.spec().context_length;
+  options.max_batch_tokens = std::max<int64_t>(options.max_batch_tokens, kMaxGemvTokens);
+  return options;
+}
+
+template <typename... Bodies>
+struct Overloaded : Bodies... {
+  using Bodies::operator()...;
+};
+
+}  // namespace
+
+CudaExecutor::CudaExecutor(int index, std::shared_ptr<const Checkpoint> checkpoint,
+                           const ExecutorOptions& options)
+    : index_(index), options_(resolved(*checkpoint, options)) {
+  const int n_multiprocessors = multiprocessors(index);
+  plan_ = build_plan(checkpoint, options_, n_multiprocessors, stream_.get());
+  lengths_.assign(static_cast<size_t>(options_.n_sequences), 0);
+  const auto rows = static_cast<size_t>(options_.max_batch_tokens);
+  pinned_ = PinnedBuffer(
+      std::max(rows * 4 * sizeof(int32_t),
+               size_t{kHeadRows} * static_cast<size_t>(plan_.program.spec.vocab_size) * 4));
+}
+
+CudaExecutor::~CudaExecutor() { static_cast<void>(cudaStreamSynchronize(stream_.get())); }
+
+std::string CudaExecutor::device_name() const { return "cuda:" + std::to_string(index_); }
+
+void CudaExecutor::check_items(std::span<const BatchItem> items) const {
+  std::vector<int64_t> lengths = lengths_;
+  for (const BatchItem& item : items) {
+    if (item.sequence < 0 || item.sequence >= options_.n_sequences)
+      throw UsageError(fmt::format("sequence {} of {}", item.sequence, options_.n_sequences));
+    int64_t& length = lengths[static_cast<size_t>(item.sequence)];
+    const auto n = static_cast<int64_t>(item.token_ids.size());
+    if (length + n > options_.context)
+      throw UsageError(
+          fmt::format("sequence {}: {} tokens after {} need a context of {}, it is {}; raise "
+                      "--context or shorten the prompt",
+                      item.sequence, n, length, length + n, options_.context));
+    length += n;
+    for (const int32_t id : item.token_ids)
+      if (id < 0 || id >= plan_.program.spec.vocab_size)
+        throw UsageError(fmt::format("token id {} is outside the vocabulary of {}", id,
+                                     plan_.program.spec.vocab_size));
+  }
+}
+
+void CudaExecutor::forward(std::span<const BatchItem> items, std::vector<float>& logits,
+                           const OpObserver& observer) {
+  check_items(items);
+  ASSAY_CUDA(cudaSetDevice(index_));
+  const std::vector<int64_t> before = lengths_;
+  logits.clear();
+  std::vector<PassRow> rows;
+  try {
+    for (const BatchItem& item : items) {
+      for (size_t i = 0; i < item.token_ids.size(); ++i) {
+        int64_t& length = lengths_[static_cast<size_t>(item.sequence)];
+        const bool selected = item.logits == LogitRows::kAll ||
+                              (item.logits == LogitRows::kLast && i + 1 == item.token_ids.size());
+        rows.push_back(
+            {item.token_ids[i], static_cast<int32_t>(length++), item.sequence, selected});
+        if (static_cast<int64_t>(rows.size()) == options_.max_batch_tokens) {
+          run_pass(rows, logits, observer);
+          rows.clear();
+        }
+      }
+    }
+    if (!rows.empty()) run_pass(rows, logits, observer);
+  } catch (...) {
+    lengths_ = before;
+    throw;
+  }
+}
+
+void CudaExecutor::upload_rows(std::span<const PassRow> rows) {
+  const size_t n = rows.size();
+  auto* host = reinterpret_cast<int32_t*>(pinned_.data());
+  for (size_t i = 0; i < n; ++i) {
+    host[i] = rows[i].token;
+    host[n + i] = rows[i].position;
+    host[2 * n + i] = rows[i].sequence;
+  }
+  size_t n_selected = 0;
+  for (size_t i = 0; i < n; ++i)
+    if (rows[i].selected) host[3 * n + n_selected++] = static_cast<int32_t>(i);
+  const auto copy = [&](int32_t* to, const int32_t* from, size_t count) {
+    if (count != 0)
+      ASSAY_CUDA(cudaMemcpyAsync(to, from, count * sizeof(int32_t), cudaMemcpyHostToDevice,
+                                 stream_.get()));
+  };
+  copy(plan_.token_ids, host, n);
+  copy(plan_.positions, host + n, n);
+  copy(plan_.sequences, host + 2 * n, n);
+  copy(plan_.selected, host + 3 * n, n_selected);
+}
+
+void CudaExecutor::run_pass(std::span<const PassRow> rows, std::vector<float>& logits,
+                            const OpObserver& observer) {
+  const auto n = static_cast<int>(rows.size());
+  std::vector<int32_t> sequences;
+  for (const PassRow& row : rows) sequences.push_back(row.sequence);
+  std::sort(sequences.begin(), sequences.end());
+  const bool one_token_each =
+      n <= kMaxGemvTokens &&
+      std::adjacent_find(sequences.begin(), sequences.end()) == sequences.end();
+  upload_rows(rows);
+  run_body(n, one_token_each, false, observer);
+
+  const auto n_selected = static_cast<int>(
+      std::count_if(rows.begin(), rows.end(), [](const PassRow& row) { return row.selected; }));
+  const auto hidden = static_cast<int32_t>(plan_.program.spec.hidden_size);
+  const auto vocab = static_cast<size_t>(plan_.program.spec.vocab_size);
+  if (n_selected > 0)
+    launch_select_rows(plan_.registers[static_cast<size_t>(plan_.program.residual.index)].data,
+                       plan_.selected, plan_.selected_rows, hidden, n_selected, stream_.get());
+  for (int done = 0; done < n_selected; done += kHeadRows) {
+    const int count = std::min(kHeadRows, n_selected - done);
+    run_head(plan_.selected_rows + static_cast<size_t>(done) * static_cast<size_t>(hidden), count,
+             false);
+    const size_t elements = static_cast<size_t>(count) * vocab;
+    if (options_.check_finite)
+      launch_check_finite(plan_.logits, static_cast<int64_t>(elements), plan_.head.reported_op + 1,
+                          plan_.fault, stream_.get());
+    ASSAY_CUDA(cudaMemcpyAsync(pinned_.data(), plan_.logits, elements * 4, cudaMemcpyDeviceToHost,
+                               stream_.get()));
+    ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+    const size_t at = logits.size();
+    logits.resize(at + elements);
+    std::memcpy(logits.data() + at, pinned_.data(), elements * 4);
+    if (observer)
+      observer(plan_.program.ops[static_cast<size_t>(plan_.head.reported_op)],
+               plan_.program.registers[static_cast<size_t>(plan_.program.logits.index)],
+               std::span<const float>(logits).subspan(at));
+  }
+  throw_on_fault();
+}
+
+void CudaExecutor::run_body(int tokens, bool one_token_each, bool dependent,
+                            const OpObserver& observer) {
+  const Program& program = plan_.program;
+  const DeviceRegister& residual = plan_.registers[static_cast<size_t>(program.residual.index)];
+  launch_embed(plan_.embedding, plan_.embedding_rows, plan_.embedding_type, plan_.token_ids,
+               residual.data, residual.stride, tokens, dependent, stream_.get());
+  if (observer)
+    observe(program.ops[static_cast<size_t>(plan_.embed_op)], program.residual, tokens, observer);
+  for (const Step& step : plan_.steps) {
+    std::visit(Overloaded{[&](const LinearStep& linear) {
+                            run_linear(
+                                linear,
+                                plan_.registers[static_cast<size_t>(linear.input.index)].data,
+                                tokens, dependent);
+                            if (!observer) return;
+                            if (linear.epilogue != Epilogue::kStore) {
+                              const Op& op = program.ops[static_cast<size_t>(linear.reported_op)];
+                              observe(op, writes(op).front(), tokens, observer);
+                              return;
+                            }
+                            for (const int i : linear.linears) {
+                              const Op& op = program.ops[static_cast<size_t>(i)];
+                              observe(op, writes(op).front(), tokens, observer);
+                            }
+                          },
+                          [&](const AttentionStep& attention) {
+                            run_attention(attention, tokens, one_token_each, dependent);
+                            if (!observer) return;
+                            const Op& op = program.ops[static_cast<size_t>(attention.op)];
+                            observe(op, writes(op).front(), tokens, observer);
+                          },
+                          [&](const SwiGluStep& swiglu) {
+                            launch_swiglu(swiglu.gate.data, swiglu.up.data, swiglu.gate.stride,
+                                          swiglu.out.data, swiglu.columns, tokens, stream_.get());
+                            if (!observer) return;
+                            const Op& op = program.ops[static_cast<size_t>(swiglu.op)];
+                            observe(op, writes(op).front(), tokens, observer);
+                          }},
+               step);
+  }
+}
+
+void CudaExecutor::run_head(const float* rows, int n, bool dependent) {
+  run_linear(plan_.head, rows, n, dependent);
+}
+
+void CudaExecutor::run_linear(const LinearStep& step, const float* x, int tokens, bool dependent) {
+  const DeviceMatrix& first = step.matrices.front();
+  const float inverse_n = 1.0f / static_cast<float>(first.columns);
+  const int32_t fault_op = step.linears.front() + 1;
+  if (tokens <= kMaxGemvTokens) {
+    GemvArguments a;
+    for (size_t i = 0; i < step.matrices.size(); ++i) {
+      a.matrices[i] = step.matrices[i];
+      a.bias[i] = step.bias[i];
+      a.out_offset[i] = step.out_offset[i];
+    }
+    a.shares = step.shares;
+    a.x = x;
+    a.norm_weight = step.norm_weight;
+    a.eps = step.eps;
+    a.inverse_n = inverse_n;
+    a.out = step.out.data;
+    a.out_stride = step.out.stride;
+    a.tokens = tokens;
+    a.most_tiles = step.most_tiles;
+    a.epilogue = step.epilogue;
+    a.fault_op = fault_op;
+    a.fault = plan_.fault;
+    launch_gemv(a, step.grid, dependent, stream_.get());
+    return;
+  }
+  DeviceActivations activations = plan_.activations;
+  activations.groups = first.groups;
+  launch_norm_quantize(x, first.columns, step.norm_weight, step.eps, inverse_n, first.columns,
+                       tokens, activations, fault_op, plan_.fault, stream_.get());
+  for (size_t i = 0; i < step.matrices.size(); ++i)
+    launch_gemm(step.matrices[i], activations, step.bias[i], step.out.data + step.out_offset[i],
+                step.out.stride, tokens, step.epilogue,
+                step.linears[std::min(i, step.linears.size() - 1)] + 1, plan_.fault, stream_.get());
+}
+
+void CudaExecutor::run_attention(const AttentionStep& step, int tokens, bool one_token_each,
+                                 bool dependent) {
+  AttentionArguments a = step.arguments;
+  a.tokens = tokens;
+  if (one_token_each)
+    launch_decode_attention(a, dependent, stream_.get());
+  else
+    launch_prefill_attention(a, stream_.get());
+}
+
+void CudaExecutor::observe(const Op& op, Register r, int rows, const OpObserver& observer) {
+  const DeviceRegister& from = plan_.registers[static_cast<size_t>(r.index)];
+  const RegisterSpec& spec = plan_.program.registers[static_cast<size_t>(r.index)];
+  std::vector<float> values(static_cast<size_t>(rows) * static_cast<size_t>(spec.columns));
+  ASSAY_CUDA(cudaMemcpy2DAsync(values.data(), static_cast<size_t>(spec.columns) * 4, from.data,
+                               static_cast<size_t>(from.stride) * 4,
+                               static_cast<size_t>(spec.columns) * 4, static_cast<size_t>(rows),
+                               cudaMemcpyDeviceToHost, stream_.get()));
+  ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+  observer(op, spec, values);
+}
+
+void CudaExecutor::throw_on_fault() {
+  DeviceFault fault;
+  ASSAY_CUDA(
+      cudaMemcpyAsync(&fault, plan_.fault, sizeof(fault), cudaMemcpyDeviceToHost, stream_.get()));
+  ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+  if (fault.op == 0) return;
+  ASSAY_CUDA(cudaMemsetAsync(plan_.fault, 0, sizeof(fault), stream_.get()));
+  const Op& op = plan_.program.ops[static_cast<size_t>(fault.op - 1)];
+  throw NumericError(fmt::format("{}: layer {}, element {}: {} is not finite or too large", op.name,
+                                 op.layer, fault.index, fault.value));
+}
+
+void CudaExecutor::capture_decode_graph() {
+  cudaGraph_t graph = nullptr;
+  ASSAY_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+  run_body(1, true, true, nullptr);
+  run_head(plan_.registers[static_cast<size_t>(plan_.program.residual.index)].data, 1, true);
+  const DecodeState state{plan_.token_ids, plan_.positions, plan_.generated, plan_.step};
+  launch_greedy(plan_.logits, static_cast<int32_t>(plan_.program.spec.vocab_size), 1, state,
+                plan_.greedy_partial, plan_.greedy_counters, plan_.head.reported_op + 1,
+                plan_.fault, true, stream_.get());
+  ASSAY_CUDA(cudaStreamEndCapture(stream_.get(), &graph));
+  graph_ = GraphExec(graph);
+  ASSAY_CUDA(cudaGraphDestroy(graph));
+}
+
+std::vector<int32_t> CudaExecutor::decode_greedy(int sequence, int32_t first_token,
+                                                 int64_t n_tokens) {
+  std::vector<int32_t> generated(static_cast<size_t>(n_tokens));
+  if (n_tokens == 0) return generated;
+  const std::vector<int32_t> placeholder(static_cast<size_t>(n_tokens), first_token);
+  const BatchItem item{sequence, placeholder, LogitRows::kNone};
+  check_items({&item, 1});
+  ASSAY_CUDA(cudaSetDevice(index_));
+  int64_t& length = lengths_[static_cast<size_t>(sequence)];
+  const PassRow row{first_token, static_cast<int32_t>(length), sequence, false};
+  upload_rows({&row, 1});
+  ASSAY_CUDA(cudaMemsetAsync(plan_.step, 0, sizeof(int32_t), stream_.get()));
+  if (!eager_ && !graph_) capture_decode_graph();
+  for (int64_t i = 0; i < n_tokens; ++i) {
+    if (!eager_) {
+      graph_.launch(stream_.get());
+      continue;
+    }
+    run_body(1, true, false, nullptr);
+    run_head(plan_.registers[static_cast<size_t>(plan_.program.residual.index)].data, 1, false);
+    const DecodeState state{plan_.token_ids, plan_.positions, plan_.generated, plan_.step};
+    launch_greedy(plan_.logits, static_cast<int32_t>(plan_.program.spec.vocab_size), 1, state,
+                  plan_.greedy_partial, plan_.greedy_counters, plan_.head.reported_op + 1,
+                  plan_.fault, false, stream_.get());
+  }
+  ASSAY_CUDA(cudaMemcpyAsync(generated.data(), plan_.generated, generated.size() * sizeof(int32_t),
+                             cudaMemcpyDeviceToHost, stream_.get()));
+  throw_on_fault();
+  length += n_tokens;
+  return generated;
+}
+
+}  // namespace assay::cuda

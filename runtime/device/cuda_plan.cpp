@@ -1,0 +1,588 @@
+#include "runtime/device/cuda_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <set>
+
+#include "convert/core/sha256.h"
+#include "runtime/ops/linear_cuda_pack.h"
+#include "runtime/ops/rope.h"
+
+namespace assay::cuda {
+namespace {
+
+uint64_t aligned(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+int64_t context_of(const Program& program, const ExecutorOptions& options) {
+  return options.context > 0 ? options.context : program.spec.context_length;
+}
+
+int max_segments_of(const Program& program, const ExecutorOptions& options) {
+  return static_cast<int>((context_of(program, options) + 127) / 128) + 1;
+}
+
+/// Thread blocks per token and KV head of split attention: enough to fill the card once.
+int splits_of(const AttentionOp& op, int max_segments) {
+  return std::clamp(132 / op.n_kv_heads, 1, max_segments);
+}
+
+/// The widest input of any linear, columns.
+int64_t widest_input(const Program& program) {
+  int64_t widest = 0;
+  for (const MatrixSlot& slot : program.matrices) widest = std::max(widest, slot.in_features);
+  return widest;
+}
+
+const AttentionOp* first_attention(const Program& program) {
+  for (const Op& op : program.ops)
+    if (const auto* attention = std::get_if<AttentionOp>(&op.kind)) return attention;
+  return nullptr;
+}
+
+bool is_raw(const WeightFormat& format) { return format.fold() == Fold::kFloat; }
+
+/// Builds a plan; one instance per load.
+class Builder {
+ public:
+  Builder(const std::shared_ptr<const Checkpoint>& checkpoint, const ExecutorOptions& options,
+          int n_multiprocessors, cudaStream_t stream)
+      : checkpoint_(checkpoint),
+        options_(options),
+        n_multiprocessors_(n_multiprocessors),
+        stream_(stream),
+        staging_{PinnedBuffer(kStagingBytes), PinnedBuffer(kStagingBytes)} {
+    for (cudaEvent_t& event : copied_)
+      ASSAY_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
+  }
+  ~Builder() {
+    for (cudaEvent_t event : copied_) static_cast<void>(cudaEventDestroy(event));
+  }
+  Builder(const Builder&) = delete;
+  Builder& operator=(const Builder&) = delete;
+
+  Plan build() {
+    plan_.program = build_program(checkpoint_->spec(), checkpoint_->tensors());
+    plan_.ledger = estimate(*checkpoint_, plan_.program, options_);
+    uint64_t total = 0;
+    for (const LedgerItem& item : plan_.ledger) total += item.bytes;
+    reserve(total);
+    take_buffers();
+    bind_registers();
+    const std::vector<Op>& ops = plan_.program.ops;
+    for (size_t i = 0; i < ops.size();) i = add_step(i);
+    flush_shares();
+    ASSAY_CUDA(cudaStreamSynchronize(stream_));
+    plan_.packed_sha256 = hash_.finish();
+    return std::move(plan_);
+  }
+
+ private:
+  static constexpr size_t kStagingBytes = size_t{32} << 20;
+
+  void reserve(uint64_t total) {
+    try {
+      plan_.arena = Arena(total);
+    } catch (const ResourceError& error) {
+      size_t available = 0, all = 0;
+      static_cast<void>(cudaMemGetInfo(&available, &all));
+      std::string message =
+          fmt::format("the GPU has {:.2f} GB free of {:.2f}, this load needs {:.2f} GB:",
+                      static_cast<double>(available) / 1e9, static_cast<double>(all) / 1e9,
+                      static_cast<double>(total) / 1e9);
+      for (const LedgerItem& item : plan_.ledger)
+        message += fmt::format(" {} {:.2f} GB,", item.name, static_cast<double>(item.bytes) / 1e9);
+      throw ResourceError(message + " try a smaller --context or fewer sequences");
+    }
+  }
+
+  template <typename T>
+  T* take(uint64_t n) {
+    return reinterpret_cast<T*>(plan_.arena.take(n * sizeof(T)));
+  }
+
+  /// Copies host bytes through pinned memory; returns when the source may go.
+  void copy(const void* from, std::byte* to, size_t bytes) {
+    const auto* source = static_cast<const std::byte*>(from);
+    hash_.update({source, bytes});
+    for (size_t done = 0; done < bytes;) {
+      const size_t n = std::min(kStagingBytes, bytes - done);
+      ASSAY_CUDA(cudaEventSynchronize(copied_[slot_]));
+      std::memcpy(staging_[slot_].data(), source + done, n);
+      ASSAY_CUDA(
+          cudaMemcpyAsync(to + done, staging_[slot_].data(), n, cudaMemcpyHostToDevice, stream_));
+      ASSAY_CUDA(cudaEventRecord(copied_[slot_], stream_));
+      slot_ ^= 1;
+      done += n;
+    }
+  }
+
+  template <typename T>
+  const T* upload(const std::vector<T>& values) {
+    T* to = take<T>(values.size());
+    copy(values.data(), reinterpret_cast<std::byte*>(to), values.size() * sizeof(T));
+    return to;
+  }
+
+  DeviceMatrix upload(const HostMatrix& host) {
+    DeviceMatrix m = host.shape;
+    const auto blob = [&](const std::vector<std::byte>& bytes) -> const std::byte* {
+      if (bytes.empty()) return nullptr;
+      std::byte* to = plan_.arena.take(bytes.size());
+      copy(bytes.data(), to, bytes.size());
+      return to;
+    };
+    m.codes = reinterpret_cast<const uint4*>(blob(host.codes));
+    m.scales = blob(host.scales);
+    m.extra = blob(host.extra);
+    return m;
+  }
+
+  CheckpointMatrix matrix_of(const MatrixSlot& slot) const {
+    return checkpoint_->matrix(slot.role, slot.layer);
+  }
+
+  const DeviceMatrix& device_matrix(int index) {
+    const MatrixSlot& slot = plan_.program.matrices[static_cast<size_t>(index)];
+    const CheckpointMatrix matrix = matrix_of(slot);
+    // A tied head is the embedding: the same bytes are packed once.
+    const std::byte* key = matrix.view.data.data();
+    const auto found = matrices_.find(key);
+    if (found != matrices_.end()) return found->second;
+    const HostMatrix host =
+        pack_matrix(slot.module, *matrix.view.format, slot.out_features, slot.in_features,
+                    group_of(matrix.view),
+                    [&](int64_t row, IntegerRow& out) { matrix.read_integers(row, out); });
+    return matrices_.emplace(key, upload(host)).first->second;
+  }
+
+  static int64_t group_of(const WeightView& view) {
+    return view.group_size > 0
+               ? view.group_size
+               : (view.format->fixed_group() > 0 ? view.format->fixed_group() : view.columns);
+  }
+
+  void take_buffers() {
+    const Program& program = plan_.program;
+    const auto rows = static_cast<uint64_t>(options_.max_batch_tokens);
+    const auto groups =
+        static_cast<uint64_t>((widest_input(program) + kGroupColumns - 1) / kGroupColumns);
+    plan_.activations.planes = take<int8_t>(rows * groups * 256);
+    plan_.activations.sums16 = take<int32_t>(rows * groups * 8);
+    plan_.activations.sums32 = take<int32_t>(rows * groups * 4);
+    plan_.activations.sums128 = take<int32_t>(rows * groups);
+    plan_.activations.scales = take<float>(rows * groups);
+    plan_.token_ids = take<int32_t>(rows);
+    plan_.positions = take<int32_t>(rows);
+    plan_.sequences = take<int32_t>(rows);
+    plan_.selected = take<int32_t>(rows);
+    plan_.selected_rows = take<float>(rows * static_cast<uint64_t>(program.spec.hidden_size));
+    plan_.logits =
+        take<float>(uint64_t{kHeadRows} * static_cast<uint64_t>(program.spec.vocab_size));
+    plan_.generated = take<int32_t>(static_cast<uint64_t>(context_of(program, options_)));
+    plan_.step = take<int32_t>(1);
+    plan_.greedy_partial = take<float>(128 * kMaxGemvTokens);
+    plan_.greedy_counters = take<int32_t>(kMaxGemvTokens + 1);
+    plan_.fault = take<DeviceFault>(1);
+    ASSAY_CUDA(
+        cudaMemsetAsync(plan_.greedy_counters, 0, sizeof(int32_t) * (kMaxGemvTokens + 1), stream_));
+    ASSAY_CUDA(cudaMemsetAsync(plan_.fault, 0, sizeof(DeviceFault), stream_));
+    if (const AttentionOp* attention = first_attention(program)) {
+      const auto segments = static_cast<uint64_t>(max_segments_of(program, options_));
+      attention_partial_ = take<float>(kMaxGemvTokens * static_cast<uint64_t>(attention->n_heads) *
+                                       segments * static_cast<uint64_t>(attention->head_dim + 2));
+      attention_counters_ =
+          take<int32_t>(kMaxGemvTokens * static_cast<uint64_t>(attention->n_kv_heads));
+      ASSAY_CUDA(cudaMemsetAsync(
+          attention_counters_, 0,
+          sizeof(int32_t) * kMaxGemvTokens * static_cast<size_t>(attention->n_kv_heads), stream_));
+    }
+  }
+
+  /// Registers that linears of one input write lie side by side in one row (q, k, v; gate, up).
+  void bind_registers() {
+    const Program& program = plan_.program;
+    plan_.registers.resize(program.registers.size());
+    const auto rows = static_cast<uint64_t>(options_.max_batch_tokens);
+    const std::vector<Op>& ops = program.ops;
+    for (size_t i = 0; i < ops.size(); ++i) {
+      const auto* first = std::get_if<LinearOp>(&ops[i].kind);
+      if (first == nullptr) continue;
+      std::vector<Register> outputs;
+      size_t end = i;
+      for (; end < ops.size(); ++end) {
+        const auto* linear = std::get_if<LinearOp>(&ops[end].kind);
+        if (linear == nullptr || linear->in != first->in) break;
+        outputs.push_back(linear->out);
+      }
+      i = end - 1;
+      if (outputs.size() < 2 ||
+          plan_.registers[static_cast<size_t>(outputs[0].index)].data != nullptr)
+        continue;
+      int64_t width = 0;
+      for (Register r : outputs) width += spec_of(r).columns;
+      float* data = take<float>(rows * static_cast<uint64_t>(width));
+      int64_t offset = 0;
+      for (Register r : outputs) {
+        plan_.registers[static_cast<size_t>(r.index)] = {data + offset,
+                                                         static_cast<int32_t>(width)};
+        offset += spec_of(r).columns;
+      }
+    }
+    for (size_t i = 0; i < program.registers.size(); ++i) {
+      DeviceRegister& r = plan_.registers[i];
+      const RegisterSpec& spec = program.registers[i];
+      if (r.data != nullptr || spec.block_int16 || static_cast<int>(i) == program.logits.index)
+        continue;
+      r = {take<float>(rows * static_cast<uint64_t>(spec.columns)),
+           static_cast<int32_t>(spec.columns)};
+    }
+    plan_.registers[static_cast<size_t>(program.logits.index)] = {
+        plan_.logits, static_cast<int32_t>(program.spec.vocab_size)};
+  }
+
+  const RegisterSpec& spec_of(Register r) const {
+    return plan_.program.registers[static_cast<size_t>(r.index)];
+  }
+  const DeviceRegister& device(Register r) const {
+    return plan_.registers[static_cast<size_t>(r.index)];
+  }
+
+  const float* vector(int index) {
+    const VectorSlot& slot = plan_.program.vectors[static_cast<size_t>(index)];
+    const auto key = std::pair(static_cast<int>(slot.role), slot.layer);
+    const auto found = vectors_.find(key);
+    if (found != vectors_.end()) return found->second;
+    return vectors_.emplace(key, upload(checkpoint_->vector(slot.role, slot.layer))).first->second;
+  }
+
+  [[noreturn]] void refuse(const Op& op) const {
+    throw UnsupportedError("cuda: no kernel for the op " + op.name +
+                           " in this place; use --device cpu");
+  }
+
+  size_t add_step(size_t i) {
+    const std::vector<Op>& ops = plan_.program.ops;
+    const Op& op = ops[i];
+    if (const auto* embed = std::get_if<EmbedOp>(&op.kind)) {
+      plan_.embed_op = static_cast<int>(i);
+      add_embedding(*embed);
+      return i + 1;
+    }
+    if (std::holds_alternative<RmsNormOp>(op.kind) || std::holds_alternative<QuantizeOp>(op.kind))
+      return add_linear(i);
+    if (std::holds_alternative<RopeOp>(op.kind) || std::holds_alternative<KvWriteOp>(op.kind) ||
+        std::holds_alternative<AttentionOp>(op.kind))
+      return add_attention(i);
+    if (const auto* swiglu = std::get_if<SwiGluOp>(&op.kind)) {
+      plan_.steps.emplace_back(SwiGluStep{static_cast<int>(i), device(swiglu->gate),
+                                          device(swiglu->up), device(swiglu->out),
+                                          static_cast<int32_t>(spec_of(swiglu->out).columns)});
+      return i + 1;
+    }
+    if (std::holds_alternative<SelectRowsOp>(op.kind)) {
+      after_selection_ = true;
+      return i + 1;
+    }
+    refuse(op);
+  }
+
+  void add_embedding(const EmbedOp& embed) {
+    const MatrixSlot& slot = plan_.program.matrices[static_cast<size_t>(embed.matrix)];
+    const CheckpointMatrix matrix = matrix_of(slot);
+    const WeightFormat& format = *matrix.view.format;
+    if (!is_raw(format)) {
+      plan_.embedding = device_matrix(embed.matrix);
+      return;
+    }
+    const size_t bytes = static_cast<size_t>(format.row_bytes(slot.in_features)) *
+                         static_cast<size_t>(slot.out_features);
+    std::byte* to = plan_.arena.take(bytes);
+    copy(matrix.view.data.data(), to, bytes);
+    plan_.embedding_rows = to;
+    plan_.embedding_type = format.code_bits() == 32 ? ScaleType::kF32
+                           : format.name() == "F16" ? ScaleType::kF16
+                                                    : ScaleType::kBF16;
+  }
+
+  size_t add_linear(size_t i) {
+    const std::vector<Op>& ops = plan_.program.ops;
+    LinearStep step;
+    if (const auto* norm = std::get_if<RmsNormOp>(&ops[i].kind)) {
+      step.input = norm->in;
+      step.norm_weight = vector(norm->weight);
+      step.eps = norm->eps;
+      ++i;
+    }
+    const auto* quantize = i < ops.size() ? std::get_if<QuantizeOp>(&ops[i].kind) : nullptr;
+    if (quantize == nullptr) refuse(ops[i - 1]);
+    if (step.norm_weight == nullptr) step.input = quantize->in;
+    const Register quantized = quantize->out;
+    ++i;
+    std::vector<const LinearOp*> linears;
+    for (; i < ops.size(); ++i) {
+      const auto* linear = std::get_if<LinearOp>(&ops[i].kind);
+      if (linear == nullptr || linear->in != quantized) break;
+      linears.push_back(linear);
+      step.linears.push_back(static_cast<int>(i));
+    }
+    if (linears.empty() || linears.size() > kMaxGemvMatrices) refuse(ops[i - 1]);
+    step.reported_op = static_cast<int>(i) - 1;
+    step.out = device(linears[0]->out);
+    const bool is_head = linears[0]->out == plan_.program.logits;
+
+    const auto* add = i < ops.size() ? std::get_if<AddOp>(&ops[i].kind) : nullptr;
+    const auto* swiglu = i < ops.size() ? std::get_if<SwiGluOp>(&ops[i].kind) : nullptr;
+    if (add != nullptr && linears.size() == 1 && add->y == linears[0]->out && !linears[0]->bias) {
+      step.epilogue = Epilogue::kAddTo;
+      step.out = device(add->x);
+      step.reported_op = static_cast<int>(i++);
+    } else if (add != nullptr && linears.size() == 1 && add->y == linears[0]->out) {
+      step.epilogue =
+          Epilogue::kAddTo;  // the bias is added before the residual, each with one rounding
+      step.out = device(add->x);
+      step.reported_op = static_cast<int>(i++);
+    } else if (swiglu != nullptr && can_interleave(linears, *swiglu)) {
+      step.epilogue = Epilogue::kSwiGlu;
+      step.out = device(swiglu->out);
+      step.matrices = {interleaved(*linears[0], *linears[1])};
+      step.bias = {nullptr};
+      step.out_offset = {0};
+      step.reported_op = static_cast<int>(i++);
+    }
+    if (step.matrices.empty()) {
+      int32_t offset = 0;
+      for (const LinearOp* linear : linears) {
+        step.matrices.push_back(device_matrix(linear->matrix));
+        step.bias.push_back(linear->bias ? vector(*linear->bias) : nullptr);
+        step.out_offset.push_back(offset);
+        offset += static_cast<int32_t>(spec_of(linear->out).columns);
+      }
+    }
+    share_out(step);
+    if (is_head)
+      plan_.head = step;
+    else if (after_selection_)
+      refuse(ops[static_cast<size_t>(step.reported_op)]);
+    else
+      plan_.steps.emplace_back(std::move(step));
+    return i;
+  }
+
+  bool can_interleave(const std::vector<const LinearOp*>& linears, const SwiGluOp& swiglu) const {
+    if (linears.size() != 2 || linears[0]->out != swiglu.gate || linears[1]->out != swiglu.up)
+      return false;
+    if (linears[0]->bias || linears[1]->bias) return false;
+    const MatrixSlot& gate = plan_.program.matrices[static_cast<size_t>(linears[0]->matrix)];
+    const MatrixSlot& up = plan_.program.matrices[static_cast<size_t>(linears[1]->matrix)];
+    const WeightView a = matrix_of(gate).view, b = matrix_of(up).view;
+    return a.format == b.format && group_of(a) == group_of(b) &&
+           gate.out_features == up.out_features && gate.out_features % 8 == 0;
+  }
+
+  /// Tile t holds rows 8t … 8t + 7 of gate, then the same of up.
+  DeviceMatrix interleaved(const LinearOp& gate_op, const LinearOp& up_op) {
+    const MatrixSlot& gate_slot = plan_.program.matrices[static_cast<size_t>(gate_op.matrix)];
+    const CheckpointMatrix gate = matrix_of(gate_slot);
+    const CheckpointMatrix up =
+        matrix_of(plan_.program.matrices[static_cast<size_t>(up_op.matrix)]);
+    return upload(pack_matrix(gate_slot.module, *gate.view.format, 2 * gate_slot.out_features,
+                              gate_slot.in_features, group_of(gate.view),
+                              [&](int64_t row, IntegerRow& out) {
+                                const int64_t source = row / 16 * 8 + row % 8;
+                                (row % 16 < 8 ? gate : up).read_integers(source, out);
+                              }));
+  }
+
+  /// Deals the tiles of a step's matrices to thread blocks, by bytes, no block across two matrices.
+  void share_out(LinearStep& step) {
+    double total = 0;
+    for (const DeviceMatrix& m : step.matrices) total += cost(m);
+    int64_t tiles = 0;
+    for (const DeviceMatrix& m : step.matrices) tiles += m.tiles;
+    const auto budget = static_cast<int>(std::min<int64_t>(n_multiprocessors_, tiles));
+    std::vector<BlockShare> shares;
+    int left = budget;
+    for (size_t i = 0; i < step.matrices.size(); ++i) {
+      const DeviceMatrix& m = step.matrices[i];
+      int blocks =
+          i + 1 == step.matrices.size() ? left : static_cast<int>(budget * cost(m) / total + 0.5);
+      blocks =
+          std::clamp(blocks, 1, std::max(1, left - static_cast<int>(step.matrices.size() - i - 1)));
+      blocks = std::min(blocks, m.tiles);
+      left -= blocks;
+      for (int b = 0; b < blocks; ++b) {
+        const auto begin = static_cast<int32_t>(static_cast<int64_t>(m.tiles) * b / blocks);
+        const auto end = static_cast<int32_t>(static_cast<int64_t>(m.tiles) * (b + 1) / blocks);
+        shares.push_back({static_cast<int32_t>(i), begin, end});
+        step.most_tiles = std::max(step.most_tiles, end - begin);
+      }
+    }
+    step.grid = static_cast<int32_t>(shares.size());
+    step.shares = upload(shares);
+  }
+
+  static double cost(const DeviceMatrix& m) {
+    return static_cast<double>(m.tiles) * m.groups * words_per_group(m.kind);
+  }
+
+  void flush_shares() {}
+
+  size_t add_attention(size_t i) {
+    const std::vector<Op>& ops = plan_.program.ops;
+    const auto* rope_q = std::get_if<RopeOp>(&ops[i].kind);
+    const auto* rope_k = i + 1 < ops.size() ? std::get_if<RopeOp>(&ops[i + 1].kind) : nullptr;
+    const auto* write = i + 2 < ops.size() ? std::get_if<KvWriteOp>(&ops[i + 2].kind) : nullptr;
+    const auto* attention =
+        i + 3 < ops.size() ? std::get_if<AttentionOp>(&ops[i + 3].kind) : nullptr;
+    if (rope_q == nullptr || rope_k == nullptr || write == nullptr || attention == nullptr ||
+        rope_q->x != attention->q || rope_k->x != write->k || rope_q->table != rope_k->table ||
+        attention->head_dim % 32 != 0 || attention->head_dim > kMaxHeadDim)
+      refuse(ops[i]);
+    AttentionStep step;
+    step.op = static_cast<int>(i) + 3;
+    AttentionArguments& a = step.arguments;
+    const DeviceRegister q = device(attention->q), k = device(write->k), v = device(write->v);
+    a.qkv = q.data;
+    a.qkv_stride = q.stride;
+    a.k_offset = static_cast<int32_t>(k.data - q.data);
+    a.v_offset = static_cast<int32_t>(v.data - q.data);
+    const auto [cos, sin] = rope(rope_q->table);
+    a.rope_cos = cos;
+    a.rope_sin = sin;
+    a.rotary_dims = plan_.program.ropes[static_cast<size_t>(rope_q->table)].rotary_dims;
+    a.positions = plan_.positions;
+    a.sequences = plan_.sequences;
+    a.capacity = context_of(plan_.program, options_);
+    a.cache_type = options_.kv_type == KvType::kF16    ? CacheType::kF16
+                   : options_.kv_type == KvType::kBF16 ? CacheType::kBF16
+                                                       : CacheType::kF32;
+    const uint64_t layer_bytes = cache_bytes(attention->n_kv_heads, attention->head_dim);
+    a.keys = plan_.arena.take(layer_bytes);
+    a.values = plan_.arena.take(layer_bytes);
+    a.n_heads = attention->n_heads;
+    a.n_kv_heads = attention->n_kv_heads;
+    a.head_dim = attention->head_dim;
+    a.scale = attention->scale;
+    a.window = static_cast<int32_t>(attention->sliding_window.value_or(0));
+    a.out = device(attention->out).data;
+    a.partial = attention_partial_;
+    a.counters = attention_counters_;
+    a.max_segments = max_segments_of(plan_.program, options_);
+    a.splits = splits_of(*attention, a.max_segments);
+    a.fault_op = step.op + 1;
+    a.fault = plan_.fault;
+    plan_.steps.emplace_back(std::move(step));
+    return i + 4;
+  }
+
+  uint64_t cache_bytes(int n_kv_heads, int head_dim) const {
+    const uint64_t element = options_.kv_type == KvType::kF32 ? 4 : 2;
+    return static_cast<uint64_t>(options_.n_sequences) * static_cast<uint64_t>(n_kv_heads) *
+           static_cast<uint64_t>(context_of(plan_.program, options_)) *
+           static_cast<uint64_t>(head_dim) * element;
+  }
+
+  std::pair<const float*, const float*> rope(int index) {
+    const auto found = ropes_.find(index);
+    if (found != ropes_.end()) return found->second;
+    const RopeTable table = make_rope_table(plan_.program.ropes[static_cast<size_t>(index)],
+                                            context_of(plan_.program, options_));
+    const float* cos = upload(table.cos);
+    const float* sin = upload(table.sin);
+    return ropes_.emplace(index, std::pair(cos, sin)).first->second;
+  }
+
+  std::shared_ptr<const Checkpoint> checkpoint_;
+  ExecutorOptions options_;
+  int n_multiprocessors_;
+  cudaStream_t stream_;
+  PinnedBuffer staging_[2];
+  cudaEvent_t copied_[2] = {};
+  int slot_ = 0;
+  Sha256 hash_;
+  Plan plan_;
+  bool after_selection_ = false;
+  std::map<const std::byte*, DeviceMatrix> matrices_;  // by stored bytes
+  std::map<std::pair<int, int>, const float*> vectors_;
+  std::map<int, std::pair<const float*, const float*>> ropes_;
+  float* attention_partial_ = nullptr;
+  int32_t* attention_counters_ = nullptr;
+};
+
+}  // namespace
+
+std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& program,
+                                 const ExecutorOptions& options) {
+  std::map<std::string, uint64_t> weights;
+  std::set<std::pair<const std::byte*, bool>> counted;  // a tied head is packed once
+  const auto rows = static_cast<uint64_t>(options.max_batch_tokens);
+  for (const Op& op : program.ops) {
+    int index = -1;
+    bool raw = false;
+    if (const auto* linear = std::get_if<LinearOp>(&op.kind)) index = linear->matrix;
+    if (const auto* embed = std::get_if<EmbedOp>(&op.kind)) {
+      index = embed->matrix;
+      raw = true;
+    }
+    if (index < 0) continue;
+    const MatrixSlot& slot = program.matrices[static_cast<size_t>(index)];
+    const WeightView view = checkpoint.matrix(slot.role, slot.layer).view;
+    const int64_t group = view.group_size > 0              ? view.group_size
+                          : view.format->fixed_group() > 0 ? view.format->fixed_group()
+                                                           : view.columns;
+    raw = raw && is_raw(*view.format);
+    if (!counted.emplace(view.data.data(), raw).second) continue;
+    const uint64_t bytes =
+        raw ? view.format->row_bytes(slot.in_features) * static_cast<uint64_t>(slot.out_features)
+            : packed_bytes(*view.format, slot.out_features, slot.in_features, group);
+    weights["weights " + std::string(view.format->name())] += bytes + 4 * 256;
+  }
+  std::vector<LedgerItem> ledger;
+  for (const auto& [name, bytes] : weights) ledger.push_back({name, bytes});
+  uint64_t small = 0;
+  for (const VectorSlot& slot : program.vectors)
+    small += aligned(static_cast<uint64_t>(slot.size) * 4);
+  const auto context = static_cast<uint64_t>(context_of(program, options));
+  for (const RopeSpec& rope : program.ropes)
+    small += 2 * aligned(context * static_cast<uint64_t>(rope.rotary_dims) * 2);
+  small += program.ops.size() * 4096;  // shares
+  ledger.push_back({"norms, biases, tables", small});
+  uint64_t cache = 0;
+  for (const CacheLayerSpec& layer : program.cache_layers)
+    cache += 2 * aligned(static_cast<uint64_t>(options.n_sequences) *
+                         static_cast<uint64_t>(layer.n_kv_heads) * context *
+                         static_cast<uint64_t>(layer.head_dim) *
+                         (options.kv_type == KvType::kF32 ? 4 : 2));
+  ledger.push_back({"kv cache", cache});
+  uint64_t activations = 0;
+  for (const RegisterSpec& spec : program.registers)
+    if (!spec.block_int16) activations += aligned(rows * static_cast<uint64_t>(spec.columns) * 4);
+  activations -=
+      aligned(rows * static_cast<uint64_t>(program.spec.vocab_size) * 4);  // logits: below
+  const auto groups =
+      static_cast<uint64_t>((widest_input(program) + kGroupColumns - 1) / kGroupColumns);
+  activations += aligned(rows * groups * (256 + 32 + 16 + 4 + 4)) + 5 * 256;
+  activations += aligned(rows * static_cast<uint64_t>(program.spec.hidden_size) * 4) +
+                 aligned(rows * 16) + 4 * 256;
+  ledger.push_back({"activations", activations});
+  uint64_t workspace =
+      aligned(uint64_t{kHeadRows} * static_cast<uint64_t>(program.spec.vocab_size) * 4);
+  workspace += aligned(context * 4) + 8 * 4096;
+  if (const AttentionOp* attention = first_attention(program))
+    workspace += aligned(kMaxGemvTokens * static_cast<uint64_t>(attention->n_heads) *
+                         static_cast<uint64_t>(max_segments_of(program, options)) *
+                         static_cast<uint64_t>(attention->head_dim + 2) * 4) +
+                 4096;
+  ledger.push_back({"workspace", workspace});
+  return ledger;
+}
+
+Plan build_plan(const std::shared_ptr<const Checkpoint>& checkpoint, const ExecutorOptions& options,
+                int n_multiprocessors, cudaStream_t stream) {
+  return Builder(checkpoint, options, n_multiprocessors, stream).build();
+}
+
+}  // namespace assay::cuda

@@ -1,0 +1,62 @@
+#include "runtime/device/cuda_support.h"
+
+#include <stdexcept>
+
+namespace assay::cuda {
+
+void throw_status(cudaError_t status, const char* call, const char* file, int line) {
+  static_cast<void>(cudaGetLastError());
+  const std::string message = std::string(call) + " failed with " + cudaGetErrorName(status) +
+                              " (" + cudaGetErrorString(status) + ") at " + file + ":" +
+                              std::to_string(line);
+  if (status == cudaErrorMemoryAllocation) throw ResourceError(message);
+  throw DeviceError(message);
+}
+
+DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
+  void* data = nullptr;
+  if (bytes != 0) ASSAY_CUDA(cudaMalloc(&data, bytes));
+  data_ = static_cast<std::byte*>(data);
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (data_ != nullptr) static_cast<void>(cudaFree(data_));
+}
+
+PinnedBuffer::PinnedBuffer(size_t bytes) : bytes_(bytes) {
+  void* data = nullptr;
+  if (bytes != 0) ASSAY_CUDA(cudaHostAlloc(&data, bytes, cudaHostAllocDefault));
+  data_ = static_cast<std::byte*>(data);
+}
+
+PinnedBuffer::~PinnedBuffer() {
+  if (data_ != nullptr) static_cast<void>(cudaFreeHost(data_));
+}
+
+Stream::Stream() { ASSAY_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)); }
+
+Stream::~Stream() {
+  if (stream_ != nullptr) static_cast<void>(cudaStreamDestroy(stream_));
+}
+
+GraphExec::GraphExec(cudaGraph_t graph) { ASSAY_CUDA(cudaGraphInstantiate(&exec_, graph, 0)); }
+
+GraphExec::~GraphExec() {
+  if (exec_ != nullptr) static_cast<void>(cudaGraphExecDestroy(exec_));
+}
+
+void GraphExec::launch(cudaStream_t stream) const { ASSAY_CUDA(cudaGraphLaunch(exec_, stream)); }
+
+std::byte* Arena::take(size_t bytes) {
+  const size_t aligned = (bytes + 255) / 256 * 256;
+  if (aligned > buffer_.bytes() - used_) {
+    throw std::logic_error("device arena of " + std::to_string(buffer_.bytes()) +
+                           " bytes is too small by " +
+                           std::to_string(used_ + aligned - buffer_.bytes()));
+  }
+  std::byte* part = buffer_.data() + used_;
+  used_ += aligned;
+  return part;
+}
+
+}  // namespace assay::cuda

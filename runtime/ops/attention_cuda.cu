@@ -1,0 +1,497 @@
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "runtime/device/cuda_support.h"
+#include "runtime/ops/attention_cuda.h"
+#include "runtime/ops/common_cuda.cuh"
+
+namespace assay::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kSegmentKeys = 128;
+constexpr int kMostSharedBytes = 226 * 1024;  // of 227 KB; the rest is for static variables
+
+template <CacheType kType>
+struct Element;
+template <>
+struct Element<CacheType::kF16> {
+  using Type = __half;
+  static __device__ __forceinline__ float widen(Type v) { return __half2float(v); }
+  static __device__ __forceinline__ Type round(float v) { return __float2half_rn(v); }
+};
+template <>
+struct Element<CacheType::kBF16> {
+  using Type = __nv_bfloat16;
+  static __device__ __forceinline__ float widen(Type v) { return __bfloat162float(v); }
+  static __device__ __forceinline__ Type round(float v) { return __float2bfloat16_rn(v); }
+};
+template <>
+struct Element<CacheType::kF32> {
+  using Type = float;
+  static __device__ __forceinline__ float widen(Type v) { return v; }
+  static __device__ __forceinline__ Type round(float v) { return v; }
+};
+
+/// Element i of a head after RoPE.
+__device__ __forceinline__ float rotated(const AttentionArguments& a, const float* head, int i,
+                                         int position) {
+  const float x = __ldcg(head + i);
+  const int half = a.rotary_dims / 2;
+  if (i >= a.rotary_dims) return x;
+  const int pair = i < half ? i : i - half;
+  const size_t at = static_cast<size_t>(position) * half + pair;
+  const float c = __ldg(a.rope_cos + at), s = __ldg(a.rope_sin + at);
+  if (i < half) return __fsub_rn(__fmul_rn(x, c), __fmul_rn(__ldcg(head + i + half), s));
+  return __fadd_rn(__fmul_rn(x, c), __fmul_rn(__ldcg(head + pair), s));
+}
+
+__device__ __forceinline__ int lane_major(int i, int head_dim) {
+  return (i % 32) * (head_dim / 32) + i / 32;
+}
+
+/// Stores one token's K (rotated) and V of one KV head.
+template <CacheType kType>
+__device__ __forceinline__ void store_kv(const AttentionArguments& a, int token, int kv_head) {
+  using E = Element<kType>;
+  const int position = a.positions[token];
+  const float* row = a.qkv + static_cast<size_t>(token) * a.qkv_stride;
+  const size_t at =
+      ((static_cast<size_t>(a.sequences[token]) * a.n_kv_heads + kv_head) * a.capacity + position) *
+      a.head_dim;
+  auto* keys = static_cast<typename E::Type*>(a.keys) + at;
+  auto* values = static_cast<typename E::Type*>(a.values) + at;
+  for (int i = static_cast<int>(threadIdx.x); i < a.head_dim; i += static_cast<int>(blockDim.x)) {
+    const auto k = E::round(rotated(a, row + a.k_offset + kv_head * a.head_dim, i, position));
+    const auto v = E::round(__ldcg(row + a.v_offset + kv_head * a.head_dim + i));
+    if (is_not_finite(E::widen(k))) report_fault(a.fault, a.fault_op, i, E::widen(k));
+    if (is_not_finite(E::widen(v))) report_fault(a.fault, a.fault_op, i, E::widen(v));
+    keys[lane_major(i, a.head_dim)] = k;
+    values[i] = v;
+  }
+}
+
+/// The queries of one thread block, in shared memory.
+struct Queries {
+  float* q;       // (n, head_dim) lane-major, rotated
+  float* scores;  // (n, 128): scores, then exp(score − m)
+  float* maxima;  // (n) of the segment
+  float* sums;    // (n) of the segment
+  int n;
+};
+
+/// Keys [first, last] of a segment that query i sees; empty if last < first.
+struct Visible {
+  int first, last;
+};
+
+/// m and l of one segment for all queries. `range(i)` gives visible keys relative to the segment.
+template <CacheType kType, typename Range>
+__device__ __forceinline__ void segment_scores(const AttentionArguments& a, const Queries& queries,
+                                               const typename Element<kType>::Type* keys,
+                                               const Range& range) {
+  using E = Element<kType>;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int per_lane = a.head_dim / 32;
+  for (int task = warp; task < queries.n * 4; task += kWarps) {
+    const int query = task / 4, block = task % 4;
+    const Visible seen = range(query);
+    if (seen.last < block * 32 || seen.first > block * 32 + 31) continue;
+    const float* q = queries.q + query * a.head_dim + lane * per_lane;
+    float acc[32];
+#pragma unroll
+    for (int j = 0; j < 32; ++j) acc[j] = 0.0f;
+    for (int k = 0; k < per_lane; ++k) {
+      const float value = q[k];
+#pragma unroll
+      for (int j = 0; j < 32; ++j) {
+        const int key = block * 32 + j;
+        if (key <= seen.last)
+          acc[j] = __fmaf_rn(value, E::widen(keys[key * a.head_dim + lane * per_lane + k]), acc[j]);
+      }
+    }
+    // The five folds of 32 dots at once by recursive halving: lane j ends with key j.
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) {
+      const bool upper = (lane & mask) != 0;
+#pragma unroll
+      for (int i = 0; i < mask; ++i) {
+        const float keep = upper ? acc[i + mask] : acc[i];
+        const float send = upper ? acc[i] : acc[i + mask];
+        acc[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, send, mask));
+      }
+    }
+    const int key = block * 32 + lane;
+    if (key >= seen.first && key <= seen.last) {
+      const float score = __fmul_rn(acc[0], a.scale);
+      if (is_not_finite(score)) report_fault(a.fault, a.fault_op, key, score);
+      queries.scores[query * kSegmentKeys + key] = score;
+    }
+  }
+  __syncthreads();
+  for (int query = warp; query < queries.n; query += kWarps) {
+    const Visible seen = range(query);
+    if (seen.last < seen.first) continue;
+    float* scores = queries.scores + query * kSegmentKeys;
+    float m = __uint_as_float(0xff800000u);
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      const int key = block * 32 + lane;
+      if (key >= seen.first && key <= seen.last) m = fmaxf(m, scores[key]);
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask >>= 1) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, mask));
+    float l = 0.0f;
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      const int key = block * 32 + lane;
+      if (key >= seen.first && key <= seen.last) {
+        const float p = exp_canonical(__fsub_rn(scores[key], m));
+        scores[key] = p;
+        l = __fadd_rn(l, p);
+      }
+    }
+    l = fold_lanes(l);
+    if (lane == 0) {
+      queries.maxima[query] = m;
+      queries.sums[query] = l;
+    }
+  }
+  __syncthreads();
+}
+
+/// o of one segment for query `query`, dimension i: a chain over ascending keys.
+template <CacheType kType>
+__device__ __forceinline__ float segment_output(const AttentionArguments& a, const Queries& queries,
+                                                const typename Element<kType>::Type* values,
+                                                int query, int i, Visible seen) {
+  const float* p = queries.scores + query * kSegmentKeys;
+  float o = 0.0f;
+#pragma unroll 8
+  for (int key = seen.first; key <= seen.last; ++key)
+    o = __fmaf_rn(p[key], Element<kType>::widen(values[key * a.head_dim + i]), o);
+  return o;
+}
+
+/// Copies keys [0, n) of a segment to shared memory.
+template <typename T>
+__device__ __forceinline__ void stage(const T* from, T* to, int n_elements) {
+  constexpr int kPer = 16 / static_cast<int>(sizeof(T));
+  for (int i = static_cast<int>(threadIdx.x); i < n_elements / kPer; i += kThreads)
+    reinterpret_cast<uint4*>(to)[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+}
+
+struct SharedLayout {
+  int q, scores, maxima, sums, keys, values, coefficients, bytes;
+};
+
+__host__ __device__ SharedLayout shared_layout(int n_queries, int head_dim, int element_bytes,
+                                               int max_segments) {
+  SharedLayout at{};
+  int offset = 0;
+  const auto take = [&offset](int bytes) {
+    const int here = offset;
+    offset += (bytes + 15) / 16 * 16;
+    return here;
+  };
+  at.q = take(n_queries * head_dim * 4);
+  at.scores = take(n_queries * kSegmentKeys * 4);
+  at.maxima = take(n_queries * 4);
+  at.sums = take(n_queries * 4);
+  at.keys = take(kSegmentKeys * head_dim * element_bytes);
+  at.values = take(kSegmentKeys * head_dim * element_bytes);
+  at.coefficients = take(n_queries * max_segments * 8);
+  at.bytes = offset;
+  return at;
+}
+
+__device__ __forceinline__ Queries queries_at(uint8_t* shared, const SharedLayout& at, int n) {
+  return {reinterpret_cast<float*>(shared + at.q), reinterpret_cast<float*>(shared + at.scores),
+          reinterpret_cast<float*>(shared + at.maxima), reinterpret_cast<float*>(shared + at.sums),
+          n};
+}
+
+template <CacheType kType>
+__global__ __launch_bounds__(kThreads) void decode_kernel(
+    const __grid_constant__ AttentionArguments a) {
+  using E = Element<kType>;
+  using T = typename E::Type;
+  extern __shared__ uint4 shared_words[];
+  uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
+  __shared__ bool is_last;
+  launch_dependents();
+  const int kv_head = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y),
+            token = static_cast<int>(blockIdx.z);
+  const int per_kv = a.n_heads / a.n_kv_heads, first_head = kv_head * per_kv;
+  const SharedLayout at =
+      shared_layout(per_kv, a.head_dim, static_cast<int>(sizeof(T)), a.max_segments);
+  const Queries queries = queries_at(shared, at, per_kv);
+  wait_for_inputs();
+
+  const int position = __ldcg(a.positions + token);
+  const int first_position = a.window > 0 ? max(0, position - a.window + 1) : 0;
+  const int first_segment = first_position / kSegmentKeys, last_segment = position / kSegmentKeys;
+  const int n_segments = last_segment - first_segment + 1;
+  if (split == (n_segments - 1) % a.splits) store_kv<kType>(a, token, kv_head);
+  const float* q_row = a.qkv + static_cast<size_t>(token) * a.qkv_stride + first_head * a.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
+    const int head = i / a.head_dim, dim = i % a.head_dim;
+    queries.q[head * a.head_dim + lane_major(dim, a.head_dim)] =
+        rotated(a, q_row + head * a.head_dim, dim, position);
+  }
+  __threadfence_block();
+  __syncthreads();
+
+  const size_t cache = (static_cast<size_t>(a.sequences[token]) * a.n_kv_heads + kv_head) *
+                       static_cast<size_t>(a.capacity) * a.head_dim;
+  float* partial = a.partial + (static_cast<size_t>(token) * a.n_heads + first_head) *
+                                   static_cast<size_t>(a.max_segments) * (a.head_dim + 2);
+  T* keys = reinterpret_cast<T*>(shared + at.keys);
+  T* values = reinterpret_cast<T*>(shared + at.values);
+  for (int s = split; s < n_segments; s += a.splits) {
+    const int base = (first_segment + s) * kSegmentKeys;
+    const Visible seen{max(0, first_position - base), min(kSegmentKeys - 1, position - base)};
+    const int n_elements = (seen.last + 1) * a.head_dim;
+    stage(static_cast<const T*>(a.keys) + cache + static_cast<size_t>(base) * a.head_dim, keys,
+          n_elements);
+    stage(static_cast<const T*>(a.values) + cache + static_cast<size_t>(base) * a.head_dim, values,
+          n_elements);
+    __syncthreads();
+    segment_scores<kType>(a, queries, keys, [&](int) { return seen; });
+    for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
+      const int head = i / a.head_dim, dim = i % a.head_dim;
+      float* to = partial + (static_cast<size_t>(head) * a.max_segments + s) * (a.head_dim + 2);
+      to[2 + dim] = segment_output<kType>(a, queries, values, head, dim, seen);
+      if (dim == 0) {
+        to[0] = queries.maxima[head];
+        to[1] = queries.sums[head];
+      }
+    }
+    __syncthreads();
+  }
+
+  // The last thread block of this KV head merges the segments in ascending order.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int32_t* counter = a.counters + token * a.n_kv_heads + kv_head;
+    is_last = atomicAdd(counter, 1) == a.splits - 1;
+    if (is_last) *counter = 0;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  // Running maxima first, so that all factors a = exp(m − m'), b = exp(m_seg − m') come at once.
+  float2* coefficients = reinterpret_cast<float2*>(shared + at.coefficients);
+  for (int head = warp; head < per_kv; head += kWarps) {
+    float before = __uint_as_float(0xff800000u);
+    for (int base = 0; base < n_segments; base += 32) {
+      const int s = base + lane;
+      const float m = s < n_segments
+                          ? __ldcg(partial + (static_cast<size_t>(head) * a.max_segments + s) *
+                                                 (a.head_dim + 2))
+                          : __uint_as_float(0xff800000u);
+      float running = m;
+#pragma unroll
+      for (int step = 1; step < 32; step <<= 1) {
+        const float other = __shfl_up_sync(0xffffffffu, running, step);
+        if (lane >= step) running = fmaxf(running, other);
+      }
+      running = fmaxf(running, before);
+      float previous = __shfl_up_sync(0xffffffffu, running, 1);
+      if (lane == 0) previous = before;
+      if (s < n_segments && s > 0)
+        coefficients[head * a.max_segments + s] = make_float2(
+            exp_canonical(__fsub_rn(previous, running)), exp_canonical(__fsub_rn(m, running)));
+      before = __shfl_sync(0xffffffffu, running, 31);
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
+    const int head = i / a.head_dim, dim = i % a.head_dim;
+    const float* from = partial + static_cast<size_t>(head) * a.max_segments * (a.head_dim + 2);
+    float l = __ldcg(from + 1), o = __ldcg(from + 2 + dim);
+#pragma unroll 4
+    for (int s = 1; s < n_segments; ++s) {
+      const float* segment = from + static_cast<size_t>(s) * (a.head_dim + 2);
+      const float2 factor = coefficients[head * a.max_segments + s];
+      const float l_segment = __ldcg(segment + 1), o_segment = __ldcg(segment + 2 + dim);
+      l = __fadd_rn(__fmul_rn(l, factor.x), __fmul_rn(l_segment, factor.y));
+      o = __fadd_rn(__fmul_rn(o, factor.x), __fmul_rn(o_segment, factor.y));
+    }
+    a.out[(static_cast<size_t>(token) * a.n_heads + first_head + head) * a.head_dim + dim] =
+        __fdiv_rn(o, l);
+  }
+}
+
+template <CacheType kType>
+__global__ __launch_bounds__(128) void store_kernel(const __grid_constant__ AttentionArguments a) {
+  store_kv<kType>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
+}
+
+/// Queries of consecutive tokens of one sequence and the heads of one KV head share the staged
+/// keys.
+template <CacheType kType>
+__global__ __launch_bounds__(kThreads) void prefill_kernel(
+    const __grid_constant__ AttentionArguments a, int tile_tokens) {
+  using E = Element<kType>;
+  using T = typename E::Type;
+  extern __shared__ uint4 shared_words[];
+  uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
+  const int kv_head = static_cast<int>(blockIdx.y), per_kv = a.n_heads / a.n_kv_heads;
+  const int first_head = kv_head * per_kv;
+  const int tile_begin = static_cast<int>(blockIdx.x) * tile_tokens;
+  const int tile_end = min(tile_begin + tile_tokens, a.tokens);
+  const SharedLayout at =
+      shared_layout(tile_tokens * per_kv, a.head_dim, static_cast<int>(sizeof(T)), 0);
+  T* keys = reinterpret_cast<T*>(shared + at.keys);
+  T* values = reinterpret_cast<T*>(shared + at.values);
+  constexpr int kMost = kQueryTile * kMaxHeadDim / kThreads;  // outputs of a thread
+
+  // Tokens of one tile may belong to several sequences: each run of one sequence by itself.
+  for (int begin = tile_begin; begin < tile_end;) {
+    const int sequence = a.sequences[begin];
+    int end = begin + 1;
+    while (end < tile_end && a.sequences[end] == sequence &&
+           a.positions[end] == a.positions[end - 1] + 1)
+      ++end;
+    const int n_queries = (end - begin) * per_kv;
+    const Queries queries = queries_at(shared, at, n_queries);
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < n_queries * a.head_dim; i += kThreads) {
+      const int query = i / a.head_dim, dim = i % a.head_dim;
+      const int token = begin + query / per_kv, head = first_head + query % per_kv;
+      queries.q[query * a.head_dim + lane_major(dim, a.head_dim)] =
+          rotated(a, a.qkv + static_cast<size_t>(token) * a.qkv_stride + head * a.head_dim, dim,
+                  a.positions[token]);
+    }
+    const int first_position = a.positions[begin], last_position = a.positions[end - 1];
+    const int first_key = a.window > 0 ? max(0, first_position - a.window + 1) : 0;
+    const size_t cache = (static_cast<size_t>(sequence) * a.n_kv_heads + kv_head) *
+                         static_cast<size_t>(a.capacity) * a.head_dim;
+    float m[kMost], l[kMost], o[kMost];
+#pragma unroll
+    for (int i = 0; i < kMost; ++i) m[i] = l[i] = o[i] = 0.0f;
+    uint32_t started = 0;
+    for (int segment = first_key / kSegmentKeys; segment <= last_position / kSegmentKeys;
+         ++segment) {
+      const int base = segment * kSegmentKeys;
+      const auto range = [&](int query) {
+        const int position = first_position + query / per_kv;
+        const int first = a.window > 0 ? max(0, position - a.window + 1) : 0;
+        return Visible{max(0, first - base), min(kSegmentKeys - 1, position - base)};
+      };
+      const int n_elements = (min(kSegmentKeys - 1, last_position - base) + 1) * a.head_dim;
+      __syncthreads();
+      stage(static_cast<const T*>(a.keys) + cache + static_cast<size_t>(base) * a.head_dim, keys,
+            n_elements);
+      stage(static_cast<const T*>(a.values) + cache + static_cast<size_t>(base) * a.head_dim,
+            values, n_elements);
+      __syncthreads();
+      segment_scores<kType>(a, queries, keys, range);
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        const int i = k * kThreads + static_cast<int>(threadIdx.x);
+        if (i >= n_queries * a.head_dim) break;
+        const int query = i / a.head_dim, dim = i % a.head_dim;
+        const Visible seen = range(query);
+        if (seen.last < seen.first) continue;
+        const float o_segment = segment_output<kType>(a, queries, values, query, dim, seen);
+        const float m_segment = queries.maxima[query], l_segment = queries.sums[query];
+        if ((started >> k & 1u) == 0) {
+          started |= 1u << k;
+          m[k] = m_segment;
+          l[k] = l_segment;
+          o[k] = o_segment;
+        } else {
+          const float top = fmaxf(m[k], m_segment);
+          const float x = exp_canonical(__fsub_rn(m[k], top)),
+                      y = exp_canonical(__fsub_rn(m_segment, top));
+          l[k] = __fadd_rn(__fmul_rn(l[k], x), __fmul_rn(l_segment, y));
+          o[k] = __fadd_rn(__fmul_rn(o[k], x), __fmul_rn(o_segment, y));
+          m[k] = top;
+        }
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kMost; ++k) {
+      const int i = k * kThreads + static_cast<int>(threadIdx.x);
+      if (i >= n_queries * a.head_dim) break;
+      const int query = i / a.head_dim, dim = i % a.head_dim;
+      const int token = begin + query / per_kv, head = first_head + query % per_kv;
+      a.out[(static_cast<size_t>(token) * a.n_heads + head) * a.head_dim + dim] =
+          __fdiv_rn(o[k], l[k]);
+    }
+    begin = end;
+  }
+}
+
+template <CacheType kType>
+void decode(const AttentionArguments& a, bool dependent, cudaStream_t stream) {
+  using T = typename Element<kType>::Type;
+  static const cudaError_t configured = cudaFuncSetAttribute(
+      decode_kernel<kType>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
+  ASSAY_CUDA(configured);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(a.n_kv_heads), static_cast<unsigned>(a.splits),
+                        static_cast<unsigned>(a.tokens));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes =
+      static_cast<size_t>(shared_layout(a.n_heads / a.n_kv_heads, a.head_dim,
+                                        static_cast<int>(sizeof(T)), a.max_segments)
+                              .bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = dependent ? 1 : 0;
+  ASSAY_CUDA(cudaLaunchKernelEx(&config, decode_kernel<kType>, a));
+}
+
+template <CacheType kType>
+void prefill(const AttentionArguments& a, cudaStream_t stream) {
+  using T = typename Element<kType>::Type;
+  static const cudaError_t configured = cudaFuncSetAttribute(
+      prefill_kernel<kType>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
+  ASSAY_CUDA(configured);
+  store_kernel<kType><<<dim3(static_cast<unsigned>(a.tokens), static_cast<unsigned>(a.n_kv_heads)),
+                        128, 0, stream>>>(a);
+  ASSAY_CUDA(cudaGetLastError());
+  const int per_kv = a.n_heads / a.n_kv_heads;
+  const int tile_tokens = per_kv >= kQueryTile ? 1 : kQueryTile / per_kv;
+  const auto bytes = static_cast<size_t>(
+      shared_layout(tile_tokens * per_kv, a.head_dim, static_cast<int>(sizeof(T)), 0).bytes);
+  const dim3 grid(static_cast<unsigned>((a.tokens + tile_tokens - 1) / tile_tokens),
+                  static_cast<unsigned>(a.n_kv_heads));
+  prefill_kernel<kType><<<grid, kThreads, bytes, stream>>>(a, tile_tokens);
+  ASSAY_CUDA(cudaGetLastError());
+}
+
+}  // namespace
+
+void launch_decode_attention(const AttentionArguments& a, bool dependent, cudaStream_t stream) {
+  switch (a.cache_type) {
+    case CacheType::kF16:
+      return decode<CacheType::kF16>(a, dependent, stream);
+    case CacheType::kBF16:
+      return decode<CacheType::kBF16>(a, dependent, stream);
+    case CacheType::kF32:
+      return decode<CacheType::kF32>(a, dependent, stream);
+  }
+}
+
+void launch_prefill_attention(const AttentionArguments& a, cudaStream_t stream) {
+  switch (a.cache_type) {
+    case CacheType::kF16:
+      return prefill<CacheType::kF16>(a, stream);
+    case CacheType::kBF16:
+      return prefill<CacheType::kBF16>(a, stream);
+    case CacheType::kF32:
+      return prefill<CacheType::kF32>(a, stream);
+  }
+}
+
+}  // namespace assay::cuda

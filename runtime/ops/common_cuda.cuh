@@ -1,0 +1,171 @@
+#pragma once
+
+#include <cstdint>
+
+#include "runtime/math.h"
+#include "runtime/ops/linear_cuda.h"
+
+// Pieces that several kernels share. Contraction is off for every .cu file (-fmad=false); a fused
+// multiply-add is written __fmaf_rn.
+
+namespace assay::cuda {
+
+/// Lets the next kernel of the stream start while this one still runs.
+__device__ __forceinline__ void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Waits until everything that earlier kernels of the stream wrote is visible. Until then only
+/// weights may be read; data of earlier kernels is read past L1 (__ldcg).
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void report_fault(DeviceFault* fault, int32_t op, int32_t index,
+                                             float value) {
+  if (atomicCAS(&fault->op, 0, op) == 0) {
+    fault->index = index;
+    fault->value = value;
+  }
+}
+
+/// The five folds of a lane sum; every lane gets the result.
+__device__ __forceinline__ float fold_lanes(float value) {
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1)
+    value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, mask));
+  return value;
+}
+
+/// Exponent e of block int16: the smallest in [−100, 100] with amax ≤ 32,639·2^e.
+__device__ __forceinline__ int block_exponent(float amax) {
+  const uint32_t bits = __float_as_uint(amax);
+  const int exponent = static_cast<int>(bits >> 23) - 127;
+  const int e = exponent - ((bits & 0x7fffffu) <= 0x7efe00u ? 14 : 13);
+  return max(-100, e);
+}
+
+/// D = A·B + C, 16×32 unsigned bytes by 32×8 signed bytes.
+__device__ __forceinline__ void mma_u8_s8(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// The same with signed bytes on both sides.
+__device__ __forceinline__ void mma_s8_s8(int (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                          uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// 16×16 unsigned bytes by 16×8 signed bytes.
+__device__ __forceinline__ void mma_u8_s8_k16(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
+
+/// f16 or bf16 bits to f32, exact.
+__device__ __forceinline__ float scale_value(uint32_t bits, ScaleType type) {
+  if (type == ScaleType::kBF16) return __uint_as_float(bits << 16);
+  float value;
+  asm("{ .reg .b16 half; cvt.u16.u32 half, %1; cvt.f32.f16 %0, half; }" : "=f"(value) : "r"(bits));
+  return value;
+}
+
+/// Quantizes four consecutive columns per lane (one group of 128 per warp) into the operand order
+/// of DeviceActivations. All pointers are those of the token.
+struct GroupTarget {
+  uint32_t* planes;
+  int32_t* sums16;
+  int32_t* sums32;
+  int32_t* sums128;
+  float* scales;
+};
+
+__device__ __forceinline__ void quantize_group(const float (&y)[4], int group, int lane,
+                                               const GroupTarget& out, int32_t fault_op,
+                                               DeviceFault* fault) {
+  uint32_t top = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(y[i]) & 0x7fffffffu);
+#pragma unroll
+  for (int mask = 16; mask > 0; mask >>= 1) top = max(top, __shfl_xor_sync(0xffffffffu, top, mask));
+  int e = -100;
+  if (top != 0) {
+    e = block_exponent(__uint_as_float(top));
+    if (top >= 0x7f800000u || e > 100) {
+      if (lane == 0) report_fault(fault, fault_op, group * kGroupColumns, __uint_as_float(top));
+      e = 100;
+    }
+  }
+  const float inverse = __uint_as_float(static_cast<uint32_t>(127 - e) << 23);
+  uint32_t high = 0, low = 0;
+  int high_sum = 0, low_sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int q = __float2int_rn(__fmul_rn(y[i], inverse));
+    const int h = (q + 128) >> 8;
+    const int l = q - 256 * h;
+    high |= (static_cast<uint32_t>(h) & 0xffu) << (8 * i);
+    low |= (static_cast<uint32_t>(l) & 0xffu) << (8 * i);
+    high_sum += h;
+    low_sum += l;
+  }
+  const int base =
+      (group * 2 + lane / 16) * 32 + (lane % 4) * 4 + (lane % 16) / 8 * 2 + (lane % 8) / 4;
+  out.planes[base] = high;
+  out.planes[base + 16] = low;
+#pragma unroll
+  for (int mask = 1; mask <= 2; mask <<= 1) {
+    high_sum += __shfl_xor_sync(0xffffffffu, high_sum, mask);
+    low_sum += __shfl_xor_sync(0xffffffffu, low_sum, mask);
+  }
+  if (lane % 4 == 0)
+    out.sums16[group * 8 + lane / 4] =
+        (high_sum & 0xffff) | static_cast<int>(static_cast<uint32_t>(low_sum) << 16);
+  int sum = 256 * high_sum + low_sum;
+  sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+  if (lane % 8 == 0) out.sums32[group * 4 + lane / 8] = sum;
+  sum += __shfl_xor_sync(0xffffffffu, sum, 8);
+  sum += __shfl_xor_sync(0xffffffffu, sum, 16);
+  if (lane == 0) {
+    out.sums128[group] = sum;
+    out.scales[group] = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
+  }
+}
+
+/// 1 / sqrt(mean(x²) + eps) of a row in shared memory, by all warps of the thread block. `partial`
+/// holds one float per 256 columns. Ends with every thread holding the value.
+__device__ __forceinline__ float inverse_rms(const float* x, int columns, float eps,
+                                             float inverse_n, float* partial) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int n_warps = static_cast<int>(blockDim.x) / 32;
+  const int n_blocks = (columns + 255) / 256;
+  for (int block = warp; block < n_blocks; block += n_warps) {
+    float acc = 0.0f;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const int i = block * 256 + k * 32 + lane;
+      if (i < columns) acc = __fmaf_rn(x[i], x[i], acc);
+    }
+    acc = fold_lanes(acc);
+    if (lane == 0) partial[block] = acc;
+  }
+  __syncthreads();
+  float total = partial[0];
+  for (int block = 1; block < n_blocks; ++block) total = __fadd_rn(total, partial[block]);
+  const float mean = __fmul_rn(total, inverse_n);
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+}
+
+}  // namespace assay::cuda

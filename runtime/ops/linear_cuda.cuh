@@ -1,0 +1,357 @@
+#pragma once
+
+#include "runtime/ops/common_cuda.cuh"
+
+// The arithmetic of one group of 128 columns for 16 rows, shared by the vector and the matrix
+// kernel.
+
+namespace assay::cuda {
+
+template <MatrixKind kKind>
+inline constexpr int kWords = words_per_group(kKind) / 32;  // 16-byte words per lane and group
+
+/// Groups whose codes a lane loads at once: at most 32 registers.
+template <MatrixKind kKind>
+inline constexpr int kQuantumGroups = kWords<kKind> <= 2 ? 4 : (kWords<kKind> <= 4 ? 2 : 1);
+
+/// Operands of mma for block j of 32 columns, from the codes of one group.
+template <MatrixKind kKind>
+__device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_t (&a)[4]) {
+  const auto component = [](const uint4& v, int i) {
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+  };
+  if constexpr (kKind == MatrixKind::kGroup8 || kKind == MatrixKind::kFloat16) {
+    const uint4& first = words[j / 2];
+    const uint4& second = words[2 + j / 2];
+    a[0] = component(first, (j & 1) * 2);
+    a[2] = component(first, (j & 1) * 2 + 1);
+    a[1] = component(second, (j & 1) * 2);
+    a[3] = component(second, (j & 1) * 2 + 1);
+  } else {
+    const uint32_t first = component(words[0], j), second = component(words[1], j);
+    a[0] = first & 0x0f0f0f0fu;
+    a[2] = (first >> 4) & 0x0f0f0f0fu;
+    a[1] = second & 0x0f0f0f0fu;
+    a[3] = (second >> 4) & 0x0f0f0f0fu;
+    if constexpr (kKind == MatrixKind::kSuper6) {
+      const uint32_t high_first = component(words[2], j / 2),
+                     high_second = component(words[2], 2 + j / 2);
+      const int shift = (j & 1) * 4;
+      a[0] |= ((high_first >> shift) & 0x03030303u) << 4;
+      a[2] |= ((high_first >> (shift + 2)) & 0x03030303u) << 4;
+      a[1] |= ((high_second >> shift) & 0x03030303u) << 4;
+      a[3] |= ((high_second >> (shift + 2)) & 0x03030303u) << 4;
+    }
+  }
+}
+
+/// Scales of the two rows of a lane for one quantum, as they lie in memory.
+template <MatrixKind kKind, int kPieces>
+struct QuantumScales {
+  static constexpr int kGroups = kQuantumGroups<kKind>;
+  // 32-bit words per row
+  static constexpr int kScaleWords = kKind == MatrixKind::kSuper4   ? 8
+                                     : kKind == MatrixKind::kSuper6 ? 4
+                                                                    : (kGroups * kPieces + 1) / 2;
+  static constexpr int kExtraWords = kKind == MatrixKind::kSuper4    ? 0
+                                     : kKind == MatrixKind::kFloat16 ? 0
+                                     : kKind == MatrixKind::kSuper6  ? 1
+                                     : kKind == MatrixKind::kAffine4 ? kScaleWords
+                                                                     : (kGroups * kPieces + 3) / 4;
+  uint32_t scales[2][kScaleWords];
+  uint32_t extra[2][kExtraWords == 0 ? 1 : kExtraWords];
+};
+
+/// Copies kBytes (2, 4, 8, 16, 32) aligned to min(kBytes, 16) bytes into 32-bit words.
+template <int kBytes>
+__device__ __forceinline__ void load_bytes(const void* from, uint32_t* to) {
+  if constexpr (kBytes == 1) {
+    to[0] = __ldg(static_cast<const uint8_t*>(from));
+  } else if constexpr (kBytes == 2) {
+    to[0] = __ldg(static_cast<const uint16_t*>(from));
+  } else if constexpr (kBytes == 4) {
+    to[0] = __ldg(static_cast<const uint32_t*>(from));
+  } else if constexpr (kBytes == 8) {
+    const uint2 v = __ldg(static_cast<const uint2*>(from));
+    to[0] = v.x;
+    to[1] = v.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      const uint4 v = __ldg(static_cast<const uint4*>(from) + i);
+      to[4 * i] = v.x;
+      to[4 * i + 1] = v.y;
+      to[4 * i + 2] = v.z;
+      to[4 * i + 3] = v.w;
+    }
+  }
+}
+
+/// Loads the scales of groups group … group + kQuantumGroups − 1 for the lane's rows.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void load_scales(const DeviceMatrix& m, int tile, int group, int lane,
+                                            QuantumScales<kKind, kPieces>& out) {
+  using Scales = QuantumScales<kKind, kPieces>;
+  const int segment = group / kSegmentGroups, inside = group % kSegmentGroups;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const size_t row =
+        (static_cast<size_t>(tile) * m.segments + segment) * kTileRows + lane / 4 + 8 * half;
+    if constexpr (kKind == MatrixKind::kSuper4) {
+      load_bytes<32>(static_cast<const uint4*>(m.scales) + row * 2, out.scales[half]);
+    } else if constexpr (kKind == MatrixKind::kSuper6) {
+      load_bytes<16>(static_cast<const int8_t*>(m.scales) + row * 32 + inside * 8,
+                     out.scales[half]);
+      load_bytes<2>(static_cast<const uint16_t*>(m.extra) + row * 2 + inside / 2, out.extra[half]);
+    } else {
+      const size_t at = row * (kSegmentGroups * kPieces) + static_cast<size_t>(inside * kPieces);
+      if (m.scale_type != ScaleType::kF32)
+        load_bytes<Scales::kGroups * kPieces * 2>(static_cast<const uint16_t*>(m.scales) + at,
+                                                  out.scales[half]);
+      if constexpr (kKind == MatrixKind::kAffine4) {
+        load_bytes<Scales::kGroups * kPieces * 2>(static_cast<const uint16_t*>(m.extra) + at,
+                                                  out.extra[half]);
+      } else if constexpr (kKind != MatrixKind::kFloat16) {
+        if (m.zero_constant < 0)
+          load_bytes<Scales::kGroups * kPieces>(static_cast<const uint8_t*>(m.extra) + at,
+                                                out.extra[half]);
+      }
+    }
+  }
+}
+
+/// What a token contributes to the fold of one group.
+struct GroupInput {
+  float scale;
+  int32_t sum128;
+  int4 sums32;        // pieces of 32 and minima
+  int32_t sums16[8];  // kSuper6: high | low << 16
+};
+
+__device__ __forceinline__ int component_of(const int4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+__device__ __forceinline__ uint32_t half_word(const uint32_t* words, int i) {
+  return (words[i / 2] >> (16 * (i & 1))) & 0xffffu;
+}
+__device__ __forceinline__ int byte_of(const uint32_t* words, int i) {
+  return static_cast<int>((words[i / 4] >> (8 * (i & 3))) & 0xffu);
+}
+
+/// Scales of one group for the lane's two rows, decoded.
+template <MatrixKind kKind, int kPieces>
+struct GroupWeights {
+  float scale[2][kPieces];
+  float minimum[2][kPieces];  // kAffine4; kSuper4: dmin
+  int zero[2][kPieces];       // kGroup*
+  uint32_t sub[2][2];         // kSuper4: 4 × 6 bits of sub-scales, of minima; kSuper6: 8 × int8
+};
+
+/// Group `inside` of a quantum.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void decode_scales(const DeviceMatrix& m,
+                                              const QuantumScales<kKind, kPieces>& from, int inside,
+                                              int tile, int group, int lane,
+                                              GroupWeights<kKind, kPieces>& to) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const uint32_t* words = from.scales[half];
+    if constexpr (kKind == MatrixKind::kFloat16) {
+      to.scale[half][0] = __uint_as_float(half_word(words, inside) << 16);
+    } else if constexpr (kKind == MatrixKind::kSuper4) {
+      // words of a super-block: d | dmin; sub-scales of half 0 | low byte of minima of half 1;
+      // minima of half 0 | middle byte; sub-scales of half 1 | high byte
+      const uint32_t* super = words + (inside / 2) * 4;
+      to.scale[half][0] = scale_value(super[0] & 0xffffu, ScaleType::kF16);
+      to.minimum[half][0] = scale_value(super[0] >> 16, ScaleType::kF16);
+      const bool second = inside & 1;
+      to.sub[half][0] = second ? super[3] : super[1];
+      to.sub[half][1] =
+          second ? (super[1] >> 24) | ((super[2] >> 24) << 8) | ((super[3] >> 24) << 16) : super[2];
+    } else if constexpr (kKind == MatrixKind::kSuper6) {
+      to.scale[half][0] = scale_value(from.extra[half][0], ScaleType::kF16);
+      to.sub[half][0] = words[inside * 2];
+      to.sub[half][1] = words[inside * 2 + 1];
+    } else {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const int at = inside * kPieces + piece;
+        if (m.scale_type == ScaleType::kF32) {
+          const size_t row =
+              (static_cast<size_t>(tile) * m.segments + group / kSegmentGroups) * kTileRows +
+              lane / 4 + 8 * half;
+          to.scale[half][piece] =
+              __ldg(static_cast<const float*>(m.scales) + row * (kSegmentGroups * kPieces) +
+                    (group % kSegmentGroups) * kPieces + piece);
+        } else {
+          to.scale[half][piece] = scale_value(half_word(words, at), m.scale_type);
+        }
+        if constexpr (kKind == MatrixKind::kAffine4)
+          to.minimum[half][piece] = scale_value(half_word(from.extra[half], at), m.scale_type);
+        else
+          to.zero[half][piece] =
+              m.zero_constant >= 0 ? m.zero_constant : byte_of(from.extra[half], at);
+      }
+    }
+  }
+}
+
+/// Exact integer sums of one group: rows r and r + 8 against the two planes of the lane's token.
+template <MatrixKind kKind, int kPieces>
+struct GroupSums {
+  static constexpr int kCount = kKind == MatrixKind::kSuper4    ? 4
+                                : kKind == MatrixKind::kSuper6  ? 8
+                                : kKind == MatrixKind::kFloat16 ? 2
+                                                                : kPieces;
+  int c[kCount][4];
+};
+
+/// Multiplies the codes of one group with the operand words `b` of the lane's token and plane.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void multiply_group(const uint4* words, const uint32_t (&b)[8],
+                                               GroupSums<kKind, kPieces>& sums) {
+#pragma unroll
+  for (int i = 0; i < GroupSums<kKind, kPieces>::kCount; ++i)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sums.c[i][k] = 0;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    uint32_t a[4];
+    code_operands<kKind>(words, j, a);
+    if constexpr (kKind == MatrixKind::kFloat16) {
+      mma_s8_s8(sums.c[0], a, b[2 * j], b[2 * j + 1]);
+      code_operands<kKind>(words + 4, j, a);
+      mma_s8_s8(sums.c[1], a, b[2 * j], b[2 * j + 1]);
+    } else if constexpr (kKind == MatrixKind::kSuper6) {
+      mma_u8_s8_k16(sums.c[2 * j], a[0], a[1], b[2 * j]);
+      mma_u8_s8_k16(sums.c[2 * j + 1], a[2], a[3], b[2 * j + 1]);
+    } else if constexpr (kKind == MatrixKind::kSuper4) {
+      mma_u8_s8(sums.c[j], a, b[2 * j], b[2 * j + 1]);
+    } else {
+      mma_u8_s8(sums.c[j * kPieces / 4], a, b[2 * j], b[2 * j + 1]);
+    }
+  }
+}
+
+__device__ __forceinline__ void fold_term(float value, float scale, float& acc, uint32_t& worst) {
+  worst = max(worst, __float_as_uint(scale) & 0x7fffffffu);
+  acc = __fmaf_rn(value, scale, acc);
+}
+
+/// Adds one group of 128 columns to the segment sums of rows r and r + 8, in the order of
+/// arithmetic.md §3. `worst` keeps the largest magnitude of a product of scales.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void fold_group(const GroupSums<kKind, kPieces>& sums,
+                                           const GroupWeights<kKind, kPieces>& w,
+                                           const GroupInput& x, float (&acc)[2], uint32_t& worst) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (kKind == MatrixKind::kFloat16) {
+      const float high = __int2float_rn(sums.c[0][2 * half]);
+      const float middle = __int2float_rn(sums.c[0][2 * half + 1] + sums.c[1][2 * half]);
+      const float low = __int2float_rn(sums.c[1][2 * half + 1]);
+      fold_term(__fmaf_rn(65536.0f, high, __fmaf_rn(256.0f, middle, low)),
+                __fmul_rn(w.scale[half][0], x.scale), acc[half], worst);
+    } else if constexpr (kKind == MatrixKind::kSuper4) {
+      int high = 0, low = 0, minimum = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int sub_scale = static_cast<int>((w.sub[half][0] >> (6 * j)) & 63u);
+        const int sub_min = static_cast<int>((w.sub[half][1] >> (6 * j)) & 63u);
+        high += sub_scale * sums.c[j][2 * half];
+        low += sub_scale * sums.c[j][2 * half + 1];
+        minimum += sub_min * component_of(x.sums32, j);
+      }
+      fold_term(__fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
+                __fmul_rn(w.scale[half][0], x.scale), acc[half], worst);
+      fold_term(__int2float_rn(minimum), __fmul_rn(-w.minimum[half][0], x.scale), acc[half], worst);
+    } else if constexpr (kKind == MatrixKind::kSuper6) {
+      int high = 0, low = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int sub = static_cast<int8_t>(byte_of(w.sub[half], j));
+        high += sub * (sums.c[j][2 * half] - 32 * static_cast<int16_t>(x.sums16[j] & 0xffff));
+        low += sub * (sums.c[j][2 * half + 1] - 32 * (x.sums16[j] >> 16));
+      }
+      fold_term(__fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
+                __fmul_rn(w.scale[half][0], x.scale), acc[half], worst);
+    } else {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        const int sum = kPieces == 1   ? x.sum128
+                        : kPieces == 4 ? component_of(x.sums32, piece)
+                                       : component_of(x.sums32, 2 * piece) +
+                                             component_of(x.sums32, 2 * piece + 1);
+        const float scale = __fmul_rn(w.scale[half][piece], x.scale);
+        const int both = 256 * sums.c[piece][2 * half] + sums.c[piece][2 * half + 1];
+        if constexpr (kKind == MatrixKind::kAffine4) {
+          fold_term(__int2float_rn(both), scale, acc[half], worst);
+          fold_term(__int2float_rn(sum), __fmul_rn(w.minimum[half][piece], x.scale), acc[half],
+                    worst);
+        } else {
+          fold_term(__int2float_rn(both - w.zero[half][piece] * sum), scale, acc[half], worst);
+        }
+      }
+    }
+  }
+}
+
+/// Reads what the fold of this kind needs.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ GroupInput load_input(const float* scales, const int32_t* sums128,
+                                                 const int32_t* sums32, const int32_t* sums16,
+                                                 size_t group) {
+  GroupInput x{};
+  x.scale = scales[group];
+  if constexpr (kKind == MatrixKind::kSuper6) {
+    const int4 first = reinterpret_cast<const int4*>(sums16)[group * 2];
+    const int4 second = reinterpret_cast<const int4*>(sums16)[group * 2 + 1];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x.sums16[i] = component_of(first, i);
+      x.sums16[4 + i] = component_of(second, i);
+    }
+  } else if constexpr (kKind == MatrixKind::kSuper4 || kPieces > 1) {
+    x.sums32 = reinterpret_cast<const int4*>(sums32)[group];
+  } else if constexpr (kKind != MatrixKind::kFloat16) {
+    x.sum128 = sums128[group];
+  }
+  return x;
+}
+
+/// Calls `body.template operator()<kind, pieces>()` for the kind of a matrix.
+template <typename Body>
+__device__ __forceinline__ void dispatch_kind(const DeviceMatrix& m, const Body& body) {
+  switch (m.kind) {
+    case MatrixKind::kGroup4:
+      if (m.pieces == 1)
+        body.template operator()<MatrixKind::kGroup4, 1>();
+      else if (m.pieces == 2)
+        body.template operator()<MatrixKind::kGroup4, 2>();
+      else
+        body.template operator()<MatrixKind::kGroup4, 4>();
+      break;
+    case MatrixKind::kGroup8:
+      if (m.pieces == 1)
+        body.template operator()<MatrixKind::kGroup8, 1>();
+      else if (m.pieces == 2)
+        body.template operator()<MatrixKind::kGroup8, 2>();
+      else
+        body.template operator()<MatrixKind::kGroup8, 4>();
+      break;
+    case MatrixKind::kAffine4:
+      body.template operator()<MatrixKind::kAffine4, 4>();
+      break;
+    case MatrixKind::kSuper4:
+      body.template operator()<MatrixKind::kSuper4, 1>();
+      break;
+    case MatrixKind::kSuper6:
+      body.template operator()<MatrixKind::kSuper6, 1>();
+      break;
+    case MatrixKind::kFloat16:
+      body.template operator()<MatrixKind::kFloat16, 1>();
+      break;
+  }
+}
+
+}  // namespace assay::cuda

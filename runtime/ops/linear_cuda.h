@@ -1,0 +1,136 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+// Linear layers on CUDA: the bits of ops/linear.h. Plain data and launchers; no model class.
+
+namespace assay::cuda {
+
+inline constexpr int kTileRows = 16;       // rows of one mma tile
+inline constexpr int kGroupColumns = 128;  // activation group
+inline constexpr int kSegmentGroups = 4;   // groups of one segment (512 columns)
+
+/// Arithmetic of a row, by fold and code width.
+enum class MatrixKind : int32_t {
+  kGroup4,   // 4-bit codes, integer zero, scale per piece
+  kGroup8,   // 8-bit codes, integer zero, scale per piece
+  kAffine4,  // 4-bit codes, scale and float min per 32 columns
+  kSuper4,   // Q4_K: d, dmin per 256; 6-bit sub-scales and minima per 32
+  kSuper6,   // Q6_K: d per 256; int8 sub-scales per 16; codes minus 32
+  kFloat16,  // block int16 rows: two planes, scale 2^e per 128
+};
+
+enum class ScaleType : int32_t { kF16, kBF16, kF32 };
+
+/// A matrix on the device in the kernels' layout. Tiles of 16 rows; inside a tile, groups of 128
+/// columns; inside a group the codes of one lane (row r = lane / 4 and r + 8, t = lane % 4) are
+/// 16-byte words that hold, per block j of 32 columns, columns 32j + 4t … + 3 in the low and 32j +
+/// 16 + 4t … + 3 in the high nibbles (4 bits), or as two 4-byte words (8 bits): the operand order
+/// of mma.m16n8k32.
+struct DeviceMatrix {
+  const uint4* codes = nullptr;  // (tiles, groups, words per group)
+  const void* scales =
+      nullptr;  // kGroup*, kAffine4: (tiles, segments, 16, 4·pieces) scale_type;
+                // kSuper4: uint4 (tiles, segments, 16, 2): {d|dmin, sub-scales, minima};
+                // kSuper6: int8 (tiles, segments, 16, 32); kFloat16: bf16 (…, 4)
+  const void* extra =
+      nullptr;  // zeros (uint8, like scales), mins (like scales), d of kSuper6 (…, 2)
+  MatrixKind kind = MatrixKind::kGroup4;
+  ScaleType scale_type = ScaleType::kF16;
+  int32_t pieces = 1;          // scales per 128 columns: 1, 2 or 4
+  int32_t zero_constant = -1;  // zero point of all groups, or −1: read `extra`
+  int32_t rows = 0;
+  int32_t columns = 0;
+  int32_t tiles = 0;
+  int32_t groups = 0;
+  int32_t segments = 0;
+};
+
+/// 16-byte words of codes per tile and group.
+constexpr int words_per_group(MatrixKind kind) {
+  switch (kind) {
+    case MatrixKind::kGroup4:
+    case MatrixKind::kAffine4:
+    case MatrixKind::kSuper4:
+      return 64;
+    case MatrixKind::kSuper6:
+      return 96;
+    case MatrixKind::kGroup8:
+      return 128;
+    case MatrixKind::kFloat16:
+      return 256;
+  }
+  return 0;
+}
+
+/// Block-int16 rows in operand order: per token `padded_columns`·2 bytes of planes (per 64 columns
+/// 128 bytes: [plane][t][two blocks of 8 bytes]), then sums over 16 (high | low << 16), 32 and 128
+/// columns, and scales.
+struct DeviceActivations {
+  int8_t* planes = nullptr;    // (tokens, groups · 256)
+  int32_t* sums16 = nullptr;   // (tokens, groups · 8)
+  int32_t* sums32 = nullptr;   // (tokens, groups · 4)
+  int32_t* sums128 = nullptr;  // (tokens, groups)
+  float* scales = nullptr;     // (tokens, groups)
+  int32_t groups = 0;
+};
+
+/// First number that is not finite, or too large: written once by whichever thread is first.
+struct DeviceFault {
+  int32_t op = 0;     // 1-based id of the op in the program; 0: none
+  int32_t index = 0;  // element
+  float value = 0.0f;
+};
+
+enum class Epilogue : int32_t { kStore, kAddTo, kSwiGlu };
+
+/// Tiles [begin, end) of matrix `matrix` for one thread block.
+struct BlockShare {
+  int32_t matrix = 0;
+  int32_t begin = 0;
+  int32_t end = 0;
+};
+
+inline constexpr int kMaxGemvMatrices = 3;
+inline constexpr int kMaxGemvTokens = 4;
+
+/// One launch: up to three matrices that read the same vector; out row of matrix m starts at
+/// out_offset[m].
+struct GemvArguments {
+  DeviceMatrix matrices[kMaxGemvMatrices];
+  const float* bias[kMaxGemvMatrices] = {};
+  int32_t out_offset[kMaxGemvMatrices] = {};
+  const BlockShare* shares = nullptr;  // (grid)
+  const float* x = nullptr;            // (tokens, columns) fp32
+  const float* norm_weight = nullptr;  // null: quantize only
+  float eps = 0.0f;
+  float inverse_n = 0.0f;  // fp32(1 / columns)
+  float* out = nullptr;    // (tokens, out_stride)
+  int32_t out_stride = 0;
+  int32_t tokens = 1;
+  int32_t most_tiles = 0;  // largest share: sizes the shared memory
+  Epilogue epilogue = Epilogue::kStore;
+  int32_t fault_op = 0;
+  DeviceFault* fault = nullptr;
+};
+
+/// y = W·quantize(norm(x)): 1 … 4 tokens. Reads the weights once. Enqueues on `stream`; with
+/// `dependent`, as a programmatic dependent launch.
+void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream);
+/// Shared memory of such a launch, bytes.
+size_t gemv_shared_bytes(const GemvArguments& arguments);
+
+/// rms_norm (if norm_weight) and quantization of rows to `out`.
+void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,
+                          float inverse_n, int32_t columns, int32_t tokens, DeviceActivations out,
+                          int32_t fault_op, DeviceFault* fault, cudaStream_t stream);
+
+/// y = W x for any number of tokens through tensor cores; out (tokens, out_stride), or out += y.
+/// kSwiGlu expects gate and up rows interleaved 8 + 8 in a tile.
+void launch_gemm(const DeviceMatrix& matrix, const DeviceActivations& x, const float* bias,
+                 float* out, int32_t out_stride, int32_t tokens, Epilogue epilogue,
+                 int32_t fault_op, DeviceFault* fault, cudaStream_t stream);
+
+}  // namespace assay::cuda

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "convert/formats/format.h"
+#include "runtime/ops/linear_cuda.h"
+
+namespace assay::cuda {
+
+/// A matrix in the layout of DeviceMatrix, on the host, ready to be copied as three blobs.
+struct HostMatrix {
+  DeviceMatrix shape;  // pointers are null
+  std::vector<std::byte> codes, scales, extra;
+
+  uint64_t bytes() const { return codes.size() + scales.size() + extra.size(); }
+};
+
+/// Fills `out` with row `row` of the matrix to be packed.
+using RowReader = std::function<void(int64_t row, IntegerRow& out)>;
+
+/// Bytes that pack_matrix gives for a matrix of this form (scales of 16 bits), for the ledger.
+uint64_t packed_bytes(const WeightFormat& format, int64_t rows, int64_t columns,
+                      int64_t group_size);
+
+/// Packs a matrix by fold and code width alone; bits of the products are those of ops/linear.h.
+/// Throws UnsupportedError naming `module` for a form that the kernels do not have, NumericError
+/// for numbers without a finite form.
+HostMatrix pack_matrix(const std::string& module, const WeightFormat& format, int64_t rows,
+                       int64_t columns, int64_t group_size, const RowReader& read_row);
+
+}  // namespace assay::cuda

@@ -1,0 +1,188 @@
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "convert/checkpoint.h"
+#include "convert/core/file.h"
+#include "runtime/cpu_executor.h"
+#include "runtime/device/cuda_executor.h"
+#include "runtime/ops/nll.h"
+#include "tests/support/bits_equal.h"
+#include "tests/support/random.h"
+#include "tests/support/shared_data.h"
+
+namespace assay::cuda {
+namespace {
+
+bool has_gpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+/// Models to compare on: the bundled one, and any named in ASSAY_GPU_TEST_MODELS (separated by
+/// ':').
+std::vector<std::string> model_paths() {
+  std::vector<std::string> paths = {test::source_path("tests/data/llama-tiny")};
+  if (const char* more = std::getenv("ASSAY_GPU_TEST_MODELS")) {
+    std::string rest = more;
+    while (!rest.empty()) {
+      const size_t colon = std::min(rest.find(':'), rest.size());
+      if (colon > 0) paths.push_back(rest.substr(0, colon));
+      rest.erase(0, std::min(colon + 1, rest.size()));
+    }
+  }
+  return paths;
+}
+
+class CudaExecutorTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!has_gpu()) GTEST_SKIP() << "no CUDA device";
+    checkpoint_ = Checkpoint::open(GetParam());
+  }
+
+  std::vector<int32_t> tokens(size_t n, uint64_t seed) const {
+    test::Random random(seed);
+    std::vector<int32_t> ids(n);
+    for (int32_t& id : ids)
+      id =
+          static_cast<int32_t>(random.below(static_cast<uint64_t>(checkpoint_->spec().vocab_size)));
+    return ids;
+  }
+
+  static std::vector<float> run(Executor& executor, const std::vector<int32_t>& ids, size_t chunk,
+                                int sequence = 0) {
+    executor.reset(sequence);
+    std::vector<float> all, part;
+    for (size_t i = 0; i < ids.size(); i += chunk) {
+      const BatchItem item{sequence, std::span(ids).subspan(i, std::min(chunk, ids.size() - i)),
+                           LogitRows::kAll};
+      executor.forward({&item, 1}, part);
+      all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+  }
+
+  /// First op whose visible result differs, for the message of a failed comparison.
+  static std::string first_difference(Executor& expected, Executor& actual,
+                                      const std::vector<int32_t>& ids) {
+    struct Seen {
+      std::string name;
+      std::vector<float> values;
+    };
+    std::vector<Seen> host;
+    std::string found = "no op differs in one pass";
+    std::vector<float> logits;
+    expected.reset(0);
+    actual.reset(0);
+    const BatchItem item{0, ids, LogitRows::kAll};
+    expected.forward({&item, 1}, logits,
+                     [&](const Op& op, const RegisterSpec&, std::span<const float> values) {
+                       host.push_back({op.name, {values.begin(), values.end()}});
+                     });
+    bool done = false;
+    actual.forward(
+        {&item, 1}, logits, [&](const Op& op, const RegisterSpec&, std::span<const float> values) {
+          if (done) return;
+          const auto same = std::find_if(host.begin(), host.end(),
+                                         [&](const Seen& s) { return s.name == op.name; });
+          if (same == host.end() || same->values.size() != values.size()) return;
+          const auto result = test::bits_equal(values, same->values);
+          if (!result) {
+            found = op.name + ": " + result.message();
+            done = true;
+          }
+        });
+    return found;
+  }
+
+  std::shared_ptr<const Checkpoint> checkpoint_;
+};
+
+TEST_P(CudaExecutorTest, LogitsEqualTheHostBitForBitInEveryChunking) {
+  for (const KvType kv : {KvType::kF16, KvType::kBF16, KvType::kF32}) {
+    const ExecutorOptions options{.kv_type = kv, .n_sequences = 1, .context = 512};
+    const auto host = make_cpu_device()->load(checkpoint_, options);
+    CudaExecutor card(0, checkpoint_, options);
+    const std::vector<int32_t> ids = tokens(300, 5);
+
+    const std::vector<float> expected = run(*host, ids, 300);
+
+    for (const size_t chunk :
+         {size_t{1}, size_t{3}, size_t{4}, size_t{5}, size_t{64}, size_t{129}, size_t{300}}) {
+      const std::vector<float> actual = run(card, ids, chunk);
+      ASSERT_TRUE(test::bits_equal(actual, expected))
+          << "chunk " << chunk << ", kv " << kv_type_name(kv)
+          << "; first op: " << first_difference(*host, card, ids);
+    }
+  }
+}
+
+TEST_P(CudaExecutorTest, SequencesInOneBatchEqualThemselvesAlone) {
+  const ExecutorOptions options{.n_sequences = 64, .context = 64};
+  CudaExecutor card(0, checkpoint_, options);
+  for (const int n : {1, 2, 3, 4, 5, 17, 64}) {
+    std::vector<std::vector<int32_t>> prompts;
+    for (int s = 0; s < n; ++s)
+      prompts.push_back(tokens(static_cast<size_t>(5 + s % 7), static_cast<uint64_t>(s + 1)));
+    std::vector<std::vector<float>> alone;
+    for (int s = 0; s < n; ++s) alone.push_back(run(card, prompts[static_cast<size_t>(s)], 1, s));
+
+    for (int s = 0; s < n; ++s) card.reset(s);
+    std::vector<BatchItem> items;
+    for (int s = 0; s < n; ++s)
+      items.push_back({s, prompts[static_cast<size_t>(s)], LogitRows::kAll});
+    std::vector<float> together;
+    card.forward(items, together, nullptr);
+
+    std::vector<float> expected;
+    for (const auto& logits : alone) expected.insert(expected.end(), logits.begin(), logits.end());
+    ASSERT_TRUE(test::bits_equal(together, expected)) << n << " sequences";
+  }
+}
+
+TEST_P(CudaExecutorTest, GraphEagerAndHostDecodeTheSameIds) {
+  const ExecutorOptions options{.n_sequences = 1, .context = 512};
+  const auto host = make_cpu_device()->load(checkpoint_, options);
+  CudaExecutor card(0, checkpoint_, options);
+  const std::vector<int32_t> prompt = tokens(130, 9);
+  const auto generate = [&](Executor& executor) {
+    executor.reset(0);
+    std::vector<float> logits;
+    const BatchItem item{0, prompt, LogitRows::kLast};
+    executor.forward({&item, 1}, logits);
+    return executor.decode_greedy(0, argmax(logits), 140);
+  };
+
+  const std::vector<int32_t> expected = generate(*host), graph = generate(card);
+  card.set_eager(true);
+  const std::vector<int32_t> eager = generate(card);
+
+  EXPECT_EQ(graph, expected);
+  EXPECT_EQ(eager, expected);
+}
+
+TEST_P(CudaExecutorTest, LedgerIsWithinTwoPercentOfTheDriver) {
+  size_t before = 0, after = 0, total = 0;
+  static_cast<void>(cudaFree(nullptr));
+  { CudaExecutor warm(0, checkpoint_, {.context = 128}); }
+  ASSERT_EQ(cudaMemGetInfo(&before, &total), cudaSuccess);
+  CudaExecutor card(0, checkpoint_, {.context = 4096});
+  ASSERT_EQ(cudaMemGetInfo(&after, &total), cudaSuccess);
+  uint64_t ledger = 0;
+  for (const LedgerItem& item : card.ledger()) ledger += item.bytes;
+
+  EXPECT_NEAR(static_cast<double>(before - after), static_cast<double>(ledger),
+              0.02 * static_cast<double>(ledger) + (2 << 20));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, CudaExecutorTest, testing::ValuesIn(model_paths()),
+                         [](const auto& info) { return "model" + std::to_string(info.index); });
+
+}  // namespace
+}  // namespace assay::cuda
