@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/float_environment.h"
 
@@ -317,6 +318,93 @@ std::vector<int32_t> CudaExecutor::decode_greedy(int sequence, int32_t first_tok
   throw_on_fault();
   length += n_tokens;
   return generated;
+}
+
+namespace {
+
+/// An event that is destroyed with its owner.
+class Event {
+ public:
+  Event() { ASSAY_CUDA(cudaEventCreate(&event_)); }
+  Event(Event&& other) noexcept : event_(std::exchange(other.event_, nullptr)) {}
+  Event& operator=(Event&&) = delete;
+  ~Event() {
+    if (event_ != nullptr) static_cast<void>(cudaEventDestroy(event_));
+  }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+uint64_t weight_bytes(const DeviceMatrix& m) {
+  uint64_t scale_bytes = 0;
+  switch (m.kind) {
+    case MatrixKind::kSuper4:
+      scale_bytes = 32;
+      break;
+    case MatrixKind::kSuper6:
+      scale_bytes = 36;
+      break;
+    case MatrixKind::kFloat16:
+      scale_bytes = 8;
+      break;
+    default:
+      scale_bytes =
+          static_cast<uint64_t>(m.pieces) * kSegmentGroups *
+          (2 * (m.kind == MatrixKind::kAffine4 ? 2U : 1U) + (m.extra != nullptr ? 1U : 0U));
+  }
+  return static_cast<uint64_t>(m.tiles) *
+         (static_cast<uint64_t>(m.groups) * static_cast<uint64_t>(words_per_group(m.kind)) * 16 +
+          static_cast<uint64_t>(m.segments) * kTileRows * scale_bytes);
+}
+
+}  // namespace
+
+std::vector<NodeTime> CudaExecutor::time_decode_nodes(int sequence, int repeats) {
+  ASSAY_CUDA(cudaSetDevice(index_));
+  const Program& program = plan_.program;
+  const PassRow row{0, static_cast<int32_t>(length(sequence)), sequence, false};
+  upload_rows({&row, 1});
+  std::vector<NodeTime> nodes;
+  std::vector<Event> events(plan_.steps.size() + 2);
+  std::vector<std::vector<double>> times(plan_.steps.size() + 1);
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    ASSAY_CUDA(cudaEventRecord(events[0].get(), stream_.get()));
+    for (size_t i = 0; i < plan_.steps.size(); ++i) {
+      if (const auto* linear = std::get_if<LinearStep>(&plan_.steps[i]))
+        run_linear(*linear, plan_.registers[static_cast<size_t>(linear->input.index)].data, 1,
+                   false);
+      else if (const auto* attention = std::get_if<AttentionStep>(&plan_.steps[i]))
+        run_attention(*attention, 1, true, false);
+      ASSAY_CUDA(cudaEventRecord(events[i + 1].get(), stream_.get()));
+    }
+    run_head(plan_.registers[static_cast<size_t>(program.residual.index)].data, 1, false);
+    ASSAY_CUDA(cudaEventRecord(events.back().get(), stream_.get()));
+    ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+    for (size_t i = 0; i < times.size(); ++i) {
+      float ms = 0;
+      ASSAY_CUDA(cudaEventElapsedTime(&ms, events[i].get(), events[i + 1].get()));
+      times[i].push_back(static_cast<double>(ms) * 1e3);
+    }
+  }
+  const auto add = [&](size_t i, int op, const LinearStep* linear) {
+    std::nth_element(times[i].begin(), times[i].begin() + static_cast<long>(times[i].size() / 2),
+                     times[i].end());
+    uint64_t bytes = 0;
+    if (linear != nullptr)
+      for (const DeviceMatrix& m : linear->matrices) bytes += weight_bytes(m);
+    nodes.push_back(
+        {program.ops[static_cast<size_t>(op)].name, times[i][times[i].size() / 2], bytes});
+  };
+  for (size_t i = 0; i < plan_.steps.size(); ++i) {
+    if (const auto* linear = std::get_if<LinearStep>(&plan_.steps[i]))
+      add(i, linear->linears.front(), linear);
+    else if (const auto* attention = std::get_if<AttentionStep>(&plan_.steps[i]))
+      add(i, attention->op, nullptr);
+  }
+  add(plan_.steps.size(), plan_.head.linears.front(), &plan_.head);
+  return nodes;
 }
 
 }  // namespace assay::cuda

@@ -86,6 +86,37 @@ struct Visible {
   int first, last;
 };
 
+/// The lane's part of q·k for 32 keys: a chain over its elements. kPerLane 0: any number.
+template <CacheType kType, int kPerLane>
+__device__ __forceinline__ void key_dots(const float* q, const typename Element<kType>::Type* keys,
+                                         int head_dim, int n_keys, float (&acc)[32]) {
+  using E = Element<kType>;
+  if constexpr (kPerLane == 0) {
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      acc[j] = 0.0f;
+      if (j >= n_keys) continue;
+      for (int k = 0; k < head_dim / 32; ++k)
+        acc[j] = __fmaf_rn(q[k], E::widen(keys[j * head_dim + k]), acc[j]);
+    }
+  } else {
+    struct alignas(sizeof(typename E::Type) * kPerLane) Elements {
+      typename E::Type v[kPerLane];
+    };
+    float x[kPerLane];
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) x[k] = q[k];
+#pragma unroll
+    for (int j = 0; j < 32; ++j) {
+      acc[j] = 0.0f;
+      if (j >= n_keys) continue;
+      const Elements row = *reinterpret_cast<const Elements*>(keys + j * head_dim);
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) acc[j] = __fmaf_rn(x[k], E::widen(row.v[k]), acc[j]);
+    }
+  }
+}
+
 /// m and l of one segment for all queries. `range(i)` gives visible keys relative to the segment.
 template <CacheType kType, typename Range>
 __device__ __forceinline__ void segment_scores(const AttentionArguments& a, const Queries& queries,
@@ -98,20 +129,21 @@ __device__ __forceinline__ void segment_scores(const AttentionArguments& a, cons
     const int query = task / 4, block = task % 4;
     const Visible seen = range(query);
     if (seen.last < block * 32 || seen.first > block * 32 + 31) continue;
-    const float* q = queries.q + query * a.head_dim + lane * per_lane;
     float acc[32];
-#pragma unroll
-    for (int j = 0; j < 32; ++j) acc[j] = 0.0f;
-    for (int k = 0; k < per_lane; ++k) {
-      const float value = q[k];
-#pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        const int key = block * 32 + j;
-        if (key <= seen.last)
-          acc[j] = __fmaf_rn(value, E::widen(keys[key * a.head_dim + lane * per_lane + k]), acc[j]);
-      }
+    const float* q = queries.q + query * a.head_dim + lane * per_lane;
+    const auto* k = keys + static_cast<size_t>(block) * 32 * a.head_dim + lane * per_lane;
+    const int n_keys = min(32, seen.last - block * 32 + 1);
+    switch (per_lane) {
+      case 2:
+        key_dots<kType, 2>(q, k, a.head_dim, n_keys, acc);
+        break;
+      case 4:
+        key_dots<kType, 4>(q, k, a.head_dim, n_keys, acc);
+        break;
+      default:
+        key_dots<kType, 0>(q, k, a.head_dim, n_keys, acc);
     }
-    // The five folds of 32 dots at once by recursive halving: lane j ends with key j.
+      // The five folds of 32 dots at once by recursive halving: lane j ends with key j.
 #pragma unroll
     for (int mask = 16; mask > 0; mask >>= 1) {
       const bool upper = (lane & mask) != 0;
@@ -174,12 +206,23 @@ __device__ __forceinline__ float segment_output(const AttentionArguments& a, con
   return o;
 }
 
-/// Copies keys [0, n) of a segment to shared memory.
+/// Starts the copy of a segment's rows to shared memory, as one group of asynchronous copies.
 template <typename T>
 __device__ __forceinline__ void stage(const T* from, T* to, int n_elements) {
   constexpr int kPer = 16 / static_cast<int>(sizeof(T));
-  for (int i = static_cast<int>(threadIdx.x); i < n_elements / kPer; i += kThreads)
-    reinterpret_cast<uint4*>(to)[i] = __ldcg(reinterpret_cast<const uint4*>(from) + i);
+  for (int i = static_cast<int>(threadIdx.x); i < n_elements / kPer; i += kThreads) {
+    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to + i * kPer));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + i * kPer)
+                 : "memory");
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/// Waits until at most `kPending` groups of copies are under way, for all threads.
+template <int kPending>
+__device__ __forceinline__ void wait_staged() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  __syncthreads();
 }
 
 struct SharedLayout {
@@ -240,7 +283,7 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(
     queries.q[head * a.head_dim + lane_major(dim, a.head_dim)] =
         rotated(a, q_row + head * a.head_dim, dim, position);
   }
-  __threadfence_block();
+  __threadfence();  // the copies below read the new row past L1
   __syncthreads();
 
   const size_t cache = (static_cast<size_t>(a.sequences[token]) * a.n_kv_heads + kv_head) *
@@ -257,8 +300,9 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(
           n_elements);
     stage(static_cast<const T*>(a.values) + cache + static_cast<size_t>(base) * a.head_dim, values,
           n_elements);
-    __syncthreads();
+    wait_staged<1>();
     segment_scores<kType>(a, queries, keys, [&](int) { return seen; });
+    wait_staged<0>();
     for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
       const int head = i / a.head_dim, dim = i % a.head_dim;
       float* to = partial + (static_cast<size_t>(head) * a.max_segments + s) * (a.head_dim + 2);
@@ -389,8 +433,9 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(
             n_elements);
       stage(static_cast<const T*>(a.values) + cache + static_cast<size_t>(base) * a.head_dim,
             values, n_elements);
-      __syncthreads();
+      wait_staged<1>();
       segment_scores<kType>(a, queries, keys, range);
+      wait_staged<0>();
 #pragma unroll
       for (int k = 0; k < kMost; ++k) {
         const int i = k * kThreads + static_cast<int>(threadIdx.x);

@@ -319,37 +319,57 @@ __device__ __forceinline__ GroupInput load_input(const float* scales, const int3
   return x;
 }
 
-/// Calls `body.template operator()<kind, pieces>()` for the kind of a matrix.
-template <typename Body>
+/// Which kinds one build of the vector kernel holds: fewer kinds need fewer registers, so more
+/// warps run. Each class holds those before it.
+enum class KernelClass : int {
+  kPlain,   // one scale per 128 columns, or two planes
+  kSuper,   // K-quants
+  kPieces,  // scales per 32 or 64 columns
+};
+
+constexpr KernelClass class_of(MatrixKind kind, int pieces) {
+  if (kind == MatrixKind::kSuper4 || kind == MatrixKind::kSuper6) return KernelClass::kSuper;
+  return pieces == 1 ? KernelClass::kPlain : KernelClass::kPieces;
+}
+
+template <MatrixKind kKind, int kPieces>
+inline constexpr KernelClass kClassOf = class_of(kKind, kPieces);
+
+/// Calls `body.template operator()<kind, pieces>()` for the kind of a matrix, which is of this
+/// class.
+template <KernelClass kClass, typename Body>
 __device__ __forceinline__ void dispatch_kind(const DeviceMatrix& m, const Body& body) {
+  const auto run = [&]<MatrixKind kKind, int kPieces>() {
+    if constexpr (kClassOf<kKind, kPieces> <= kClass) body.template operator()<kKind, kPieces>();
+  };
   switch (m.kind) {
     case MatrixKind::kGroup4:
       if (m.pieces == 1)
-        body.template operator()<MatrixKind::kGroup4, 1>();
+        run.template operator()<MatrixKind::kGroup4, 1>();
       else if (m.pieces == 2)
-        body.template operator()<MatrixKind::kGroup4, 2>();
+        run.template operator()<MatrixKind::kGroup4, 2>();
       else
-        body.template operator()<MatrixKind::kGroup4, 4>();
+        run.template operator()<MatrixKind::kGroup4, 4>();
       break;
     case MatrixKind::kGroup8:
       if (m.pieces == 1)
-        body.template operator()<MatrixKind::kGroup8, 1>();
+        run.template operator()<MatrixKind::kGroup8, 1>();
       else if (m.pieces == 2)
-        body.template operator()<MatrixKind::kGroup8, 2>();
+        run.template operator()<MatrixKind::kGroup8, 2>();
       else
-        body.template operator()<MatrixKind::kGroup8, 4>();
+        run.template operator()<MatrixKind::kGroup8, 4>();
       break;
     case MatrixKind::kAffine4:
-      body.template operator()<MatrixKind::kAffine4, 4>();
+      run.template operator()<MatrixKind::kAffine4, 4>();
       break;
     case MatrixKind::kSuper4:
-      body.template operator()<MatrixKind::kSuper4, 1>();
+      run.template operator()<MatrixKind::kSuper4, 1>();
       break;
     case MatrixKind::kSuper6:
-      body.template operator()<MatrixKind::kSuper6, 1>();
+      run.template operator()<MatrixKind::kSuper6, 1>();
       break;
     case MatrixKind::kFloat16:
-      body.template operator()<MatrixKind::kFloat16, 1>();
+      run.template operator()<MatrixKind::kFloat16, 1>();
       break;
   }
 }

@@ -14,30 +14,46 @@ inline constexpr int kQuads = 8;        // of a warp: 8 × 4 tokens
 inline constexpr int kRowTiles = 2;     // of a warp: 2 × 16 rows
 inline constexpr int kBlockTiles = 8;   // of a thread block: four warps of two tiles
 
-/// Copies one group of 64 tokens' planes to shared memory: 256 bytes a token.
-__device__ __forceinline__ void copy_planes(const DeviceActivations& x, int first_token, int tokens,
-                                            int group, uint4* to) {
-  for (int i = static_cast<int>(threadIdx.x); i < kGemmTokens * 16; i += kGemmThreads) {
-    const int token = min(first_token + i / 16, tokens - 1);
-    const uint4* from = reinterpret_cast<const uint4*>(x.planes) +
-                        (static_cast<size_t>(token) * x.groups + group) * 16 + i % 16;
-    const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to + i));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  }
-  asm volatile("cp.async.commit_group;" ::: "memory");
+/// One group of a thread block on its way: planes of 64 tokens (256 bytes each), then the codes of
+/// eight tiles.
+template <MatrixKind kKind>
+struct GemmStage {
+  static constexpr int kPlaneWords = kGemmTokens * 16;
+  static constexpr int kCodeWords = kBlockTiles * kWords<kKind> * 32;
+  uint4 planes[kPlaneWords];
+  uint4 codes[kCodeWords];
+};
+
+inline constexpr int kGemmStages = 3;
+
+__device__ __forceinline__ void copy_word(const uint4* from, uint4* to) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 
-/// Scales of one group for the lane's rows, straight from memory.
-template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void load_group_weights(const DeviceMatrix& m, int tile, int group,
-                                                   int lane, GroupWeights<kKind, kPieces>& to) {
-  constexpr int kGroups = kQuantumGroups<kKind>;
-  QuantumScales<kKind, kPieces> scales;
-  load_scales<kKind, kPieces>(m, tile, group / kGroups * kGroups, lane, scales);
-#pragma unroll
-  for (int inside = 0; inside < kGroups; ++inside)
-    if (group % kGroups == inside)
-      decode_scales<kKind, kPieces>(m, scales, inside, tile, group, lane, to);
+/// Starts the copies of one group; an empty group of copies past the end keeps the count.
+template <MatrixKind kKind>
+__device__ __forceinline__ void copy_group(const DeviceMatrix& m, const DeviceActivations& x,
+                                           int first_tile, int first_token, int tokens, int group,
+                                           GemmStage<kKind>& to) {
+  if (group < m.groups) {
+    for (int i = static_cast<int>(threadIdx.x); i < GemmStage<kKind>::kPlaneWords;
+         i += kGemmThreads) {
+      const int token = min(first_token + i / 16, tokens - 1);
+      copy_word(reinterpret_cast<const uint4*>(x.planes) +
+                    (static_cast<size_t>(token) * x.groups + group) * 16 + i % 16,
+                to.planes + i);
+    }
+    constexpr int kTileWords = kWords<kKind> * 32;
+    for (int i = static_cast<int>(threadIdx.x); i < GemmStage<kKind>::kCodeWords;
+         i += kGemmThreads) {
+      const int tile = min(first_tile + i / kTileWords, m.tiles - 1);
+      copy_word(
+          m.codes + (static_cast<size_t>(tile) * m.groups + group) * kTileWords + i % kTileWords,
+          to.codes + i);
+    }
+  }
+  asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 template <MatrixKind kKind, int kPieces>
@@ -47,34 +63,56 @@ __global__ __launch_bounds__(kGemmThreads) void gemm_kernel(const __grid_constan
                                                             int out_stride, int tokens,
                                                             Epilogue epilogue, int32_t fault_op,
                                                             DeviceFault* fault) {
-  __shared__ uint4 planes[2][kGemmTokens * 16];
-  constexpr int kPer = kWords<kKind>;
+  extern __shared__ uint4 shared_words[];
+  auto* stages = reinterpret_cast<GemmStage<kKind>*>(shared_words);
+  constexpr int kPer = kWords<kKind>, kGroups = kQuantumGroups<kKind>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_token = static_cast<int>(blockIdx.y) * kGemmTokens, warp_token = (warp & 1) * 32;
-  const int first_tile = static_cast<int>(blockIdx.x) * kBlockTiles + (warp >> 1) * kRowTiles;
+  const int first_token = static_cast<int>(blockIdx.x) * kGemmTokens, warp_token = (warp & 1) * 32;
+  const int block_tile = static_cast<int>(blockIdx.y) * kBlockTiles;
+  const int warp_tile = (warp >> 1) * kRowTiles, first_tile = block_tile + warp_tile;
   const int plane = (lane / 4) & 1;
 
   float segment[kRowTiles][kQuads][2] = {}, total[kRowTiles][kQuads][2] = {};
+  QuantumScales<kKind, kPieces> scales[kRowTiles], next_scales[kRowTiles];
   uint32_t worst = 0;
+  const auto load_next_scales = [&](int group) {
+    if (group >= m.groups) return;
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+      load_scales<kKind, kPieces>(m, min(first_tile + i, m.tiles - 1), group, lane, next_scales[i]);
+  };
+  load_next_scales(0);
+#pragma unroll
+  for (int i = 0; i < kGemmStages - 1; ++i)
+    copy_group<kKind>(m, x, block_tile, first_token, tokens, i, stages[i]);
 
-  copy_planes(x, first_token, tokens, 0, planes[0]);
-  for (int group = 0; group < m.groups; ++group) {
+  for (int group = 0, slot = 0; group < m.groups;
+       ++group, slot = slot + 1 == kGemmStages ? 0 : slot + 1) {
+    if (group % kGroups == 0) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles; ++i) scales[i] = next_scales[i];
+      load_next_scales(group + kGroups);
+    }
+    asm volatile("cp.async.wait_group %0;" ::"n"(kGemmStages - 2) : "memory");
+    __syncthreads();
+    const int ahead = slot == 0 ? kGemmStages - 1 : slot - 1;
+    copy_group<kKind>(m, x, block_tile, first_token, tokens, group + kGemmStages - 1,
+                      stages[ahead]);
+
     uint4 codes[kRowTiles][kPer];
     GroupWeights<kKind, kPieces> weights[kRowTiles];
 #pragma unroll
     for (int i = 0; i < kRowTiles; ++i) {
-      const int tile = min(first_tile + i, m.tiles - 1);
-      const uint4* from =
-          m.codes + (static_cast<size_t>(tile) * m.groups + group) * (kPer * 32) + lane;
 #pragma unroll
-      for (int w = 0; w < kPer; ++w) codes[i][w] = __ldg(from + w * 32);
-      load_group_weights<kKind, kPieces>(m, tile, group, lane, weights[i]);
+      for (int w = 0; w < kPer; ++w)
+        codes[i][w] = stages[slot].codes[((warp_tile + i) * kPer + w) * 32 + lane];
+#pragma unroll
+      for (int inside = 0; inside < kGroups; ++inside)
+        if (group % kGroups == inside)
+          decode_scales<kKind, kPieces>(m, scales[i], inside, min(first_tile + i, m.tiles - 1),
+                                        group, lane, weights[i]);
     }
-    asm volatile("cp.async.wait_group 0;" ::: "memory");
-    __syncthreads();
-    if (group + 1 < m.groups)
-      copy_planes(x, first_token, tokens, group + 1, planes[(group + 1) & 1]);
-    const uint4* operand = planes[group & 1] + warp_token * 16 + plane * 4 + lane % 4;
+    const uint4* operand = stages[slot].planes + warp_token * 16 + plane * 4 + lane % 4;
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
       const uint4* at = operand + (quad * 4 + lane / 8) * 16;
@@ -150,9 +188,15 @@ struct GemmLaunch {
 
   template <MatrixKind kKind, int kPieces>
   void run() const {
-    const dim3 grid(static_cast<unsigned>((matrix.tiles + kBlockTiles - 1) / kBlockTiles),
-                    static_cast<unsigned>((tokens + kGemmTokens - 1) / kGemmTokens));
-    gemm_kernel<kKind, kPieces><<<grid, kGemmThreads, 0, stream>>>(
+    // Thread blocks of the same rows are neighbours: their codes come from the cache.
+    const dim3 grid(static_cast<unsigned>((tokens + kGemmTokens - 1) / kGemmTokens),
+                    static_cast<unsigned>((matrix.tiles + kBlockTiles - 1) / kBlockTiles));
+    constexpr size_t kShared = sizeof(GemmStage<kKind>) * kGemmStages;
+    static const cudaError_t configured = cudaFuncSetAttribute(
+        gemm_kernel<kKind, kPieces>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        static_cast<int>(kShared));
+    ASSAY_CUDA(configured);
+    gemm_kernel<kKind, kPieces><<<grid, kGemmThreads, kShared, stream>>>(
         matrix, x, bias, out, out_stride, tokens, epilogue, fault_op, fault);
     ASSAY_CUDA(cudaGetLastError());
   }

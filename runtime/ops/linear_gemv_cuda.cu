@@ -6,8 +6,14 @@
 namespace assay::cuda {
 namespace {
 
-constexpr int kThreads = 384;
+constexpr int kThreads = 256;  // of the norm kernel
 constexpr int kWarps = kThreads / 32;
+
+/// Threads of a thread block of the vector kernel: as many as the registers of the class allow.
+template <KernelClass kClass>
+constexpr int kThreadsOf = kClass == KernelClass::kPlain   ? 512
+                           : kClass == KernelClass::kSuper ? 384
+                                                           : 256;
 
 /// Shared memory of one thread block: activations of up to four tokens, then segment sums.
 struct SharedLayout {
@@ -51,6 +57,7 @@ __device__ __forceinline__ void load_columns(const float* x, int group, int lane
 }
 
 /// Norm and quantization of all tokens into shared memory; every thread block does it for itself.
+template <int kBlockWarps>
 __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int columns, int groups,
                                                const SharedLayout& at, uint8_t* shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -64,13 +71,13 @@ __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int colum
                              reinterpret_cast<float*>(shared + at.scales) + token * groups};
     float y[4];
     if (a.norm_weight == nullptr) {
-      for (int group = warp; group < groups; group += kWarps) {
+      for (int group = warp; group < groups; group += kBlockWarps) {
         load_columns(from, group, lane, columns, y);
         quantize_group(y, group, lane, target, a.fault_op, a.fault);
       }
       continue;
     }
-    for (int group = warp; group < groups; group += kWarps) {
+    for (int group = warp; group < groups; group += kBlockWarps) {
       load_columns(from, group, lane, columns, y);
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[group * kGroupColumns + lane * 4 + i] = y[i];
@@ -78,7 +85,7 @@ __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int colum
     __syncthreads();
     const float r =
         inverse_rms(x, columns, a.eps, a.inverse_n, reinterpret_cast<float*>(shared + at.partial));
-    for (int group = warp; group < groups; group += kWarps) {
+    for (int group = warp; group < groups; group += kBlockWarps) {
       const int first = group * kGroupColumns + lane * 4;
 #pragma unroll
       for (int i = 0; i < 4; ++i)
@@ -114,10 +121,11 @@ __device__ __forceinline__ void load_quantum(const DeviceMatrix& m, int tile, in
   load_scales<kKind, kPieces>(m, tile, group, lane, q.scales);
 }
 
-template <MatrixKind kKind, int kPieces>
+template <MatrixKind kKind, int kPieces, int kBlockThreads>
 __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMatrix& m,
                                           const BlockShare& share, uint8_t* shared) {
   constexpr int kGroups = kQuantumGroups<kKind>, kPer = kWords<kKind>;
+  constexpr int kBlockWarps = kBlockThreads / 32;
   constexpr int kQuanta = kSegmentGroups / kGroups;  // per segment
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int n_units = (share.end - share.begin) * m.segments;
@@ -125,15 +133,15 @@ __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMa
                                         a.most_tiles * m.segments * kTileRows * a.tokens);
   float* segment_sums = reinterpret_cast<float*>(shared + at.segment_sums);
 
-  // A warp takes units (tile, segment) warp, warp + kWarps, …; its next quantum is always on its
-  // way.
+  // A warp takes units (tile, segment) warp, warp + kBlockWarps, …; its next quantum is always on
+  // its way.
   int unit = warp, quantum = 0;
   int tile = share.begin + unit / m.segments, segment = unit % m.segments;
   Quantum<kKind, kPieces> next;
   if (unit < n_units) load_quantum<kKind, kPieces>(m, tile, segment * kSegmentGroups, lane, next);
 
   wait_for_inputs();
-  prepare_inputs(a, m.columns, m.groups, at, shared);
+  prepare_inputs<kBlockWarps>(a, m.columns, m.groups, at, shared);
 
   const int multiple = a.tokens > 1 ? 1 : 0;
   const int operand_token = multiple * min(lane / 8, a.tokens - 1), plane = (lane / 4) & 1;
@@ -157,8 +165,8 @@ __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMa
     const bool last = quantum + 1 == kQuanta;
     if (last) {
       quantum = 0;
-      unit += kWarps;
-      segment += kWarps;
+      unit += kBlockWarps;
+      segment += kBlockWarps;
       while (segment >= m.segments) {
         segment -= m.segments;
         ++tile;
@@ -226,7 +234,7 @@ __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMa
   const float* bias = a.bias[share.matrix];
   float* out = a.out + a.out_offset[share.matrix];
   if (a.epilogue == Epilogue::kSwiGlu) {
-    for (int i = static_cast<int>(threadIdx.x); i < n_tiles * 8 * a.tokens; i += kThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < n_tiles * 8 * a.tokens; i += kBlockThreads) {
       const int token = i / (n_tiles * 8), row_tile = i % (n_tiles * 8) / 8, row = i % 8;
       const float gate = total(token, row_tile, row), up = total(token, row_tile, row + 8);
       const int to = (share.begin + row_tile) * 8 + row;
@@ -235,7 +243,8 @@ __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMa
     }
     return;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < n_tiles * kTileRows * a.tokens; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < n_tiles * kTileRows * a.tokens;
+       i += kBlockThreads) {
     const int token = i / (n_tiles * kTileRows), row_tile = i % (n_tiles * kTileRows) / kTileRows,
               row = i % kTileRows;
     const int to = (share.begin + row_tile) * kTileRows + row;
@@ -247,15 +256,17 @@ __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMa
   }
 }
 
-__global__ __launch_bounds__(kThreads,
+template <KernelClass kClass>
+__global__ __launch_bounds__(kThreadsOf<kClass>,
                              1) void gemv_kernel(const __grid_constant__ GemvArguments a) {
   extern __shared__ uint4 shared_words[];
   uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
   launch_dependents();
   const BlockShare share = a.shares[blockIdx.x];
   const DeviceMatrix& m = a.matrices[share.matrix];
-  dispatch_kind(
-      m, [&]<MatrixKind kKind, int kPieces>() { run_share<kKind, kPieces>(a, m, share, shared); });
+  dispatch_kind<kClass>(m, [&]<MatrixKind kKind, int kPieces>() {
+    run_share<kKind, kPieces, kThreadsOf<kClass>>(a, m, share, shared);
+  });
 }
 
 __global__ __launch_bounds__(kThreads) void norm_quantize_kernel(
@@ -302,22 +313,40 @@ size_t gemv_shared_bytes(const GemvArguments& a) {
   return static_cast<size_t>(most);
 }
 
-void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream) {
-  const size_t shared_bytes = gemv_shared_bytes(arguments);
-  static const cudaError_t configured =
-      cudaFuncSetAttribute(gemv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
+namespace {
+
+template <KernelClass kClass>
+void launch_class(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream) {
+  static const cudaError_t configured = cudaFuncSetAttribute(
+      gemv_kernel<kClass>, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
   ASSAY_CUDA(configured);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared_bytes;
+  config.blockDim = dim3(kThreadsOf<kClass>);
+  config.dynamicSmemBytes = gemv_shared_bytes(arguments);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
-  ASSAY_CUDA(cudaLaunchKernelEx(&config, gemv_kernel, arguments));
+  ASSAY_CUDA(cudaLaunchKernelEx(&config, gemv_kernel<kClass>, arguments));
+}
+
+}  // namespace
+
+void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream) {
+  KernelClass needed = KernelClass::kPlain;
+  for (const DeviceMatrix& m : arguments.matrices)
+    if (m.codes != nullptr) needed = std::max(needed, class_of(m.kind, m.pieces));
+  switch (needed) {
+    case KernelClass::kPlain:
+      return launch_class<KernelClass::kPlain>(arguments, grid, dependent, stream);
+    case KernelClass::kSuper:
+      return launch_class<KernelClass::kSuper>(arguments, grid, dependent, stream);
+    case KernelClass::kPieces:
+      return launch_class<KernelClass::kPieces>(arguments, grid, dependent, stream);
+  }
 }
 
 void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,
