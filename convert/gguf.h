@@ -93,6 +93,10 @@ struct GgufTensorSource {
   std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
 };
 
+/// Size of the file that write_gguf makes of these, in bytes. Asks no source for its bytes.
+uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
+                         const std::vector<GgufTensorSource>& tensors);
+
 /// Writes a GGUF v3 file with alignment 32, keys and tensors in the given order, through
 /// HashedFile. FormatError for names that the format cannot hold, UnsupportedError for weight
 /// formats without a GGUF type, ShapeError for shapes that do not fit the format or its source's

@@ -138,6 +138,17 @@ std::string header_of(const std::string& path, const GgufMetadata& metadata,
 
 }  // namespace
 
+uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
+                         const std::vector<GgufTensorSource>& tensors) {
+  check(path, tensors);
+  uint64_t total = header_of(path, metadata, tensors).size();
+  for (const GgufTensorSource& tensor : tensors) {
+    const uint64_t end = checked_add(total, bytes_of(tensor), "size of " + path);
+    total = checked_add(end, padding_after(end), "size of " + path);
+  }
+  return total;
+}
+
 WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
                        const std::vector<GgufTensorSource>& tensors) {
   check(path, tensors);

@@ -7,6 +7,7 @@ namespace {
 /// The upper half of binary32, little-endian.
 struct Bf16Traits {
   static constexpr std::string_view kName = "BF16";
+  static constexpr uint32_t kGgufFileType = 32;
   static constexpr uint32_t kGgufType = 30;
   static float widen(uint16_t bits) { return bf16_to_f32(bits); }
   static uint16_t narrow(float value) { return f32_to_bf16(value); }

@@ -22,6 +22,9 @@ std::span<const std::byte> row_bytes_of(const WeightView& view, int64_t row);
 void check_encoder_input(const WeightFormat& format, std::span<const float> row,
                          std::span<const float> importance, std::span<std::byte> out);
 
+/// Empty if `value` is an f16; else that it is not, naming `what` it is.
+std::optional<RepackObstacle> f16_obstacle(std::string_view what, float value);
+
 /// Rows that are fixed-size blocks one after another, at any alignment. `Derived` gives, for one
 /// block of `kColumns` columns:
 ///   static void decode(const Block&, float* out)
@@ -84,6 +87,21 @@ class BlockFormat : public WeightFormat {
       const float* weights = importance.empty() ? nullptr : importance.data() + b * kColumns;
       Block block{};
       Derived::encode({row.data() + b * kColumns, weights, mean_square}, block);
+      std::memcpy(out.data() + b * block_bytes(), &block, sizeof(Block));
+    }
+  }
+
+ protected:
+  /// repack_row of formats with one scale per block: body(codes, group, block).
+  template <class Body>
+  void for_each_repacked(const IntegerRow& row, int64_t group_size, std::span<std::byte> out,
+                         const Body& body) const {
+    ASSAY_CHECK(out.size() == row_bytes(static_cast<int64_t>(row.codes.size())));
+    ASSAY_CHECK(group_size % kColumns == 0);
+    const auto n_blocks = static_cast<int64_t>(row.codes.size()) / kColumns;
+    for (int64_t b = 0; b < n_blocks; ++b) {
+      Block block{};
+      body(row.codes.data() + b * kColumns, static_cast<size_t>(b * kColumns / group_size), block);
       std::memcpy(out.data() + b * block_bytes(), &block, sizeof(Block));
     }
   }

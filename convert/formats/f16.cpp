@@ -7,6 +7,7 @@ namespace {
 /// IEEE binary16, little-endian, subnormals kept.
 struct F16Traits {
   static constexpr std::string_view kName = "F16";
+  static constexpr uint32_t kGgufFileType = 1;
   static constexpr uint32_t kGgufType = 1;
 
   /// The same result as f16_to_f32, without branches, so that loops over rows are vectorised: the

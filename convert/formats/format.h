@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -46,6 +47,13 @@ struct WeightView {
   int64_t n_groups() const { return group_size == 0 ? 0 : (columns + group_size - 1) / group_size; }
 };
 
+/// Why a group of integers cannot be moved into another format with every value unchanged.
+struct RepackObstacle {
+  /// The codes fit and only the scale (or minimum) is rounded; else the codes do not fit either.
+  bool only_rounding = false;
+  std::string reason;  // "scale 2.3e-9 is no f16 value"
+};
+
 /// One way in which a matrix of weights is stored. All state is constant: callers hold a
 /// `const WeightFormat&`. The list is formats.def; find_format and all_formats walk it.
 class WeightFormat {
@@ -54,14 +62,20 @@ class WeightFormat {
 
   virtual std::string_view name() const = 0;  // "Q4_K", "BF16", "W4_ASYM"
   virtual std::optional<uint32_t> gguf_type() const { return std::nullopt; }
+  /// general.file_type of a GGUF file whose matrices have this format (formats.md §7.6).
+  virtual std::optional<uint32_t> gguf_file_type() const { return std::nullopt; }
   virtual Fold fold() const = 0;
-  virtual int code_bits() const = 0;               // 4, 6 or 8; 16 or 32 for kFloat
+  virtual int code_bits() const = 0;               // 4, 5, 6 or 8; 16 or 32 for kFloat
   virtual int64_t block_columns() const = 0;       // columns that are stored together (1, 32, 256)
   virtual int64_t block_bytes() const = 0;         // bytes of one block in `data`
   virtual int64_t sub_block() const { return 0; }  // kSuperBlock: columns per sub-scale
   virtual int code_zero() const { return 0; }      // kSuperBlock: constant zero of the codes
   /// Columns per scale for formats that fix it; 0 where WeightView::group_size says it.
   virtual int64_t fixed_group() const { return 0; }
+
+  /// Name of the format for rows that this one cannot hold, in the manner of llama-quantize
+  /// (formats.md §7.4, Fallback).
+  virtual std::string_view fallback_name() const { return "F16"; }
 
   /// Bytes of one row in `data`. Throws ShapeError where columns % block_columns() != 0.
   uint64_t row_bytes(int64_t columns) const;
@@ -76,6 +90,18 @@ class WeightFormat {
   /// Encodes one row the way ggml's reference quantizer does (formats.md §6, no contraction), or
   /// rounds to nearest even for scalars. `importance` is empty or has one weight per column.
   virtual void encode_row(std::span<const float> row, std::span<const float> importance,
+                          std::span<std::byte> out) const;
+
+  /// Whether rows of kGroup integers can be moved into this format as they are (repack_row).
+  virtual bool can_repack() const { return false; }
+  /// Whether a group of unsigned codes of `code_bits` bits with w = scale · (code − zero) can be
+  /// moved so that each value stays the same, bit for bit; empty if so. formats.md §10.1.
+  virtual std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale, int zero) const;
+  /// Moves a row of kGroup integers, `group_size` columns per scale (a multiple of
+  /// block_columns()), into blocks, without going through values. Scales are rounded to the
+  /// format's type, so the result is exact where no group has an obstacle. Groups whose codes do
+  /// not fit are our own mistake.
+  virtual void repack_row(const IntegerRow& row, int64_t group_size,
                           std::span<std::byte> out) const;
 
   /// First thing wrong with the numbers of a row (NaN or infinite scale, negative W4A16 scale), or

@@ -14,8 +14,29 @@ class Q4_0Format final : public BlockFormat<Q4_0Format, BlockQ4_0, 32> {
  public:
   std::string_view name() const override { return "Q4_0"; }
   std::optional<uint32_t> gguf_type() const override { return 2; }
+  std::optional<uint32_t> gguf_file_type() const override { return 2; }
   Fold fold() const override { return Fold::kGroup; }
   int code_bits() const override { return 4; }
+
+  bool can_repack() const override { return true; }
+
+  std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale,
+                                                int zero) const override {
+    if (code_bits != 4 || zero != 8) {
+      return RepackObstacle{.only_rounding = false,
+                            .reason = "zero point " + std::to_string(zero) + " of " +
+                                      std::to_string(code_bits) + "-bit codes; Q4_0 has 8 of 4"};
+    }
+    return f16_obstacle("scale", scale);
+  }
+
+  void repack_row(const IntegerRow& row, int64_t group_size,
+                  std::span<std::byte> out) const override {
+    for_each_repacked(row, group_size, out, [&](const uint8_t* codes, size_t g, BlockQ4_0& block) {
+      block.d = f32_to_f16(row.scales[g]);
+      pack(codes, block);
+    });
+  }
 
   static void decode(const BlockQ4_0& block, float* out) {
     const float d = f16_to_f32(block.d);
@@ -53,12 +74,16 @@ class Q4_0Format final : public BlockFormat<Q4_0Format, BlockQ4_0, 32> {
     } else {
       out.d = f32_to_f16(encode_by_extreme(input.x, codes));
     }
+    pack(codes, out);
+  }
+
+ private:
+  static void pack(const uint8_t* codes, BlockQ4_0& out) {
     for (int i = 0; i < 16; ++i) {
       out.qs[i] = static_cast<uint8_t>(codes[i] | (codes[i + 16] << 4));
     }
   }
 
- private:
   /// The value of largest magnitude becomes code 0 (−8). Codes use the scale before it is rounded.
   static float encode_by_extreme(const float* x, uint8_t* codes) {
     float extreme = 0.0f;

@@ -14,8 +14,31 @@ class Q4_1Format final : public BlockFormat<Q4_1Format, BlockQ4_1, 32> {
  public:
   std::string_view name() const override { return "Q4_1"; }
   std::optional<uint32_t> gguf_type() const override { return 3; }
+  std::optional<uint32_t> gguf_file_type() const override { return 3; }
   Fold fold() const override { return Fold::kAffine; }
   int code_bits() const override { return 4; }
+
+  bool can_repack() const override { return true; }
+
+  std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale,
+                                                int zero) const override {
+    if (code_bits != 4) {
+      return RepackObstacle{.only_rounding = false,
+                            .reason = std::to_string(code_bits) + "-bit codes; Q4_1 has 4 bits"};
+    }
+    if (auto obstacle = f16_obstacle("scale", scale)) return obstacle;
+    // Exact: an f16 scale has 11 bits, the zero point 4.
+    return f16_obstacle("scale times zero point", scale * static_cast<float>(zero));
+  }
+
+  void repack_row(const IntegerRow& row, int64_t group_size,
+                  std::span<std::byte> out) const override {
+    for_each_repacked(row, group_size, out, [&](const uint8_t* codes, size_t g, BlockQ4_1& block) {
+      block.d = f32_to_f16(row.scales[g]);
+      block.m = f32_to_f16(-row.scales[g] * static_cast<float>(row.zeros[g]));
+      pack(codes, block);
+    });
+  }
 
   static void decode(const BlockQ4_1& block, float* out) {
     const float d = f16_to_f32(block.d);
@@ -58,12 +81,16 @@ class Q4_1Format final : public BlockFormat<Q4_1Format, BlockQ4_1, 32> {
     } else {
       encode_by_range(input.x, codes, out);
     }
+    pack(codes, out);
+  }
+
+ private:
+  static void pack(const uint8_t* codes, BlockQ4_1& out) {
     for (int i = 0; i < 16; ++i) {
       out.qs[i] = static_cast<uint8_t>(codes[i] | (codes[i + 16] << 4));
     }
   }
 
- private:
   /// Smallest value at code 0, largest at 15. Codes use the scale before it is rounded.
   static void encode_by_range(const float* x, uint8_t* codes, BlockQ4_1& out) {
     const auto [low, high] = std::minmax_element(x, x + 32);

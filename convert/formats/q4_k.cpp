@@ -17,6 +17,8 @@ class Q4_KFormat final : public BlockFormat<Q4_KFormat, BlockQ4_K, 256> {
  public:
   std::string_view name() const override { return "Q4_K"; }
   std::optional<uint32_t> gguf_type() const override { return 12; }
+  std::optional<uint32_t> gguf_file_type() const override { return 15; }
+  std::string_view fallback_name() const override { return "Q5_0"; }
   Fold fold() const override { return Fold::kSuperBlock; }
   int code_bits() const override { return 4; }
   int64_t sub_block() const override { return kSubColumns; }

@@ -17,6 +17,8 @@ class Q6_KFormat final : public BlockFormat<Q6_KFormat, BlockQ6_K, 256> {
  public:
   std::string_view name() const override { return "Q6_K"; }
   std::optional<uint32_t> gguf_type() const override { return 14; }
+  std::optional<uint32_t> gguf_file_type() const override { return 18; }
+  std::string_view fallback_name() const override { return "Q8_0"; }
   Fold fold() const override { return Fold::kSuperBlock; }
   int code_bits() const override { return 6; }
   int64_t sub_block() const override { return kSubColumns; }

@@ -13,8 +13,32 @@ class Q8_0Format final : public BlockFormat<Q8_0Format, BlockQ8_0, 32> {
  public:
   std::string_view name() const override { return "Q8_0"; }
   std::optional<uint32_t> gguf_type() const override { return 8; }
+  std::optional<uint32_t> gguf_file_type() const override { return 7; }
   Fold fold() const override { return Fold::kGroup; }
   int code_bits() const override { return 8; }
+
+  bool can_repack() const override { return true; }
+
+  std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale,
+                                                int zero) const override {
+    if (-zero < -128 || (1 << code_bits) - 1 - zero > 127) {
+      return RepackObstacle{.only_rounding = false,
+                            .reason = "zero point " + std::to_string(zero) + " of " +
+                                      std::to_string(code_bits) +
+                                      "-bit codes leaves the range of Q8_0, -128 to 127"};
+    }
+    return f16_obstacle("scale", scale);
+  }
+
+  void repack_row(const IntegerRow& row, int64_t group_size,
+                  std::span<std::byte> out) const override {
+    for_each_repacked(row, group_size, out, [&](const uint8_t* codes, size_t g, BlockQ8_0& block) {
+      block.d = f32_to_f16(row.scales[g]);
+      for (int i = 0; i < 32; ++i) {
+        block.qs[i] = static_cast<int8_t>(codes[i] - row.zeros[g]);
+      }
+    });
+  }
 
   static void decode(const BlockQ8_0& block, float* out) {
     const float d = f16_to_f32(block.d);

@@ -1,6 +1,8 @@
 #include <cctype>
 #include <cmath>
+#include <cstdio>
 
+#include "convert/core/dtype.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/formats/block_format.h"
@@ -73,6 +75,24 @@ uint64_t WeightFormat::row_bytes(int64_t columns) const {
 void WeightFormat::encode_row(std::span<const float>, std::span<const float>,
                               std::span<std::byte>) const {
   throw UnsupportedError("there is no encoder for " + std::string(name()));
+}
+
+std::optional<RepackObstacle> WeightFormat::repack_obstacle(int, float, int) const {
+  return RepackObstacle{.only_rounding = false,
+                        .reason = "codes cannot be moved into " + std::string(name())};
+}
+
+void WeightFormat::repack_row(const IntegerRow&, int64_t, std::span<std::byte>) const {
+  throw UnsupportedError("codes cannot be moved into " + std::string(name()));
+}
+
+std::optional<RepackObstacle> f16_obstacle(std::string_view what, float value) {
+  if (f16_to_f32(f32_to_f16(value)) == value) return std::nullopt;
+  const bool fits = std::fabs(value) < 65520.0f;
+  char text[96];
+  std::snprintf(text, sizeof(text), "%.*s %.9g is no f16 value", static_cast<int>(what.size()),
+                what.data(), static_cast<double>(value));
+  return RepackObstacle{.only_rounding = fits, .reason = text};
 }
 
 void resize_integer_row(const WeightFormat& format, int64_t columns, int64_t group_size,

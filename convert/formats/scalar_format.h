@@ -12,12 +12,13 @@
 namespace assay {
 
 /// Plain numbers of type `Bits` (their bit patterns), one after another at any alignment. `Traits`
-/// has static float widen(Bits), Bits narrow(float), name and gguf_type.
+/// has static float widen(Bits), Bits narrow(float), kName, kGgufType and kGgufFileType.
 template <class Traits, class Bits>
 class ScalarFormat final : public WeightFormat {
  public:
   std::string_view name() const override { return Traits::kName; }
   std::optional<uint32_t> gguf_type() const override { return Traits::kGgufType; }
+  std::optional<uint32_t> gguf_file_type() const override { return Traits::kGgufFileType; }
   Fold fold() const override { return Fold::kFloat; }
   int code_bits() const override { return 8 * static_cast<int>(sizeof(Bits)); }
   int64_t block_columns() const override { return 1; }

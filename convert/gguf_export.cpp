@@ -1,0 +1,548 @@
+#include "convert/gguf_export.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "convert/gguf_vocabulary.h"
+#include "convert/repack.h"
+#include "convert/tokenizer.h"
+
+namespace assay {
+
+std::string_view export_method_name(ExportMethod method) {
+  switch (method) {
+    case ExportMethod::kCompute:
+      return "computed";
+    case ExportMethod::kCopy:
+      return "copied";
+    case ExportMethod::kWiden:
+      return "widened";
+    case ExportMethod::kRound:
+      return "rounded";
+    case ExportMethod::kQuantize:
+      return "quantized";
+    case ExportMethod::kMoveCodes:
+      return "codes moved";
+    case ExportMethod::kRoundScales:
+      return "scales rounded";
+    case ExportMethod::kRequantize:
+      return "requantized";
+  }
+  return "unknown";
+}
+
+namespace {
+
+/// Rows of a chunk that is encoded at a time: about 4 MiB of output.
+int64_t rows_per_chunk(uint64_t row_bytes) {
+  return std::max<int64_t>(1, static_cast<int64_t>((uint64_t{4} << 20) / row_bytes));
+}
+
+constexpr int64_t kRowsPerTask = 16;
+
+/// `format`, or what stands in for it where it cannot hold rows of `columns`.
+const WeightFormat& format_for_rows(const WeightFormat& format, int64_t columns) {
+  const WeightFormat* fitting = &format;
+  while (columns % fitting->block_columns() != 0) {
+    fitting = find_format(fitting->fallback_name());
+    ASSAY_CHECK(fitting != nullptr);
+  }
+  return *fitting;
+}
+
+bool is_scalar(const WeightFormat& format) { return format.fold() == Fold::kFloat; }
+
+/// Whether every value of scalar format `from` is one of `to`.
+bool holds_every_value(const WeightFormat& to, const WeightFormat& from) {
+  return &to == &from || to.code_bits() == 32;
+}
+
+bool same_value(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
+
+std::string source_type_of(const StoredTensor& stored) {
+  std::string text(stored.format->name());
+  if (stored.scale_dtype) text += fmt::format(" group {}", stored.group_size);
+  return text;
+}
+
+/// Counts what rounding every value of `matrix` to `format` does to them.
+NarrowingCounts count_narrowing(const CheckpointMatrix& matrix, const WeightFormat& format) {
+  NarrowingCounts total;
+  std::mutex mutex;
+  const auto columns = static_cast<size_t>(matrix.view.columns);
+  parallel_for(matrix.view.rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(columns);
+    std::vector<float> rounded(columns);
+    std::vector<std::byte> bytes(static_cast<size_t>(format.row_bytes(matrix.view.columns)));
+    const WeightView row_view{
+        .format = &format, .rows = 1, .columns = matrix.view.columns, .data = bytes};
+    NarrowingCounts counts;
+    const float smallest_normal = &format == &scalar_format(DType::kF16) ? 0x1p-14f : 0x1p-126f;
+    for (int64_t row = begin; row < end; ++row) {
+      matrix.decode_row(row, values);
+      format.encode_row(values, {}, bytes);
+      format.decode_row(row_view, 0, rounded);
+      for (size_t i = 0; i < columns; ++i) {
+        if (std::isnan(values[i])) {
+          ++counts.nan;
+        } else if (std::isinf(rounded[i])) {
+          ++counts.infinite;
+        } else if (values[i] != 0.0f && rounded[i] == 0.0f) {
+          ++counts.zero;
+        } else if (rounded[i] != 0.0f && std::fabs(rounded[i]) < smallest_normal &&
+                   std::fabs(values[i]) >= 0x1p-126f) {
+          ++counts.subnormal;
+        }
+      }
+    }
+    const std::lock_guard lock(mutex);
+    total.infinite += counts.infinite;
+    total.zero += counts.zero;
+    total.subnormal += counts.subnormal;
+    total.nan += counts.nan;
+  });
+  return total;
+}
+
+/// How many values of `matrix` are not the same after rounding to the scalar `format`.
+int64_t count_changed(const CheckpointMatrix& matrix, const WeightFormat& format) {
+  std::atomic<int64_t> changed = 0;
+  const auto columns = static_cast<size_t>(matrix.view.columns);
+  parallel_for(matrix.view.rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
+    std::vector<float> values(columns);
+    std::vector<float> rounded(columns);
+    std::vector<std::byte> bytes(static_cast<size_t>(format.row_bytes(matrix.view.columns)));
+    const WeightView row_view{
+        .format = &format, .rows = 1, .columns = matrix.view.columns, .data = bytes};
+    int64_t n = 0;
+    for (int64_t row = begin; row < end; ++row) {
+      matrix.decode_row(row, values);
+      format.encode_row(values, {}, bytes);
+      format.decode_row(row_view, 0, rounded);
+      for (size_t i = 0; i < columns; ++i) n += same_value(values[i], rounded[i]) ? 0 : 1;
+    }
+    changed += n;
+  });
+  return changed;
+}
+
+/// "llama-tiny" → "Llama Tiny": words with a capital where they had none and are no version.
+std::string title_of(const std::string& folder) {
+  std::filesystem::path path = std::filesystem::weakly_canonical(folder);
+  std::string name = path.filename().string();
+  std::replace(name.begin(), name.end(), '-', ' ');
+  bool at_start = true;
+  std::string out;
+  for (size_t i = 0; i < name.size(); ++i) {
+    const char c = name[i];
+    if (at_start) {
+      const size_t end = std::min(name.find(' ', i), name.size());
+      const bool has_capital =
+          std::any_of(name.begin() + static_cast<std::ptrdiff_t>(i),
+                      name.begin() + static_cast<std::ptrdiff_t>(end),
+                      [](unsigned char letter) { return std::isupper(letter) != 0; });
+      const bool version =
+          c == 'v' && i + 1 < end && std::isdigit(static_cast<unsigned char>(name[i + 1]));
+      out += has_capital || version
+                 ? c
+                 : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    } else {
+      out += c;
+    }
+    at_start = c == ' ';
+  }
+  return out;
+}
+
+/// "4.5M": parameters with at least two digits.
+std::string size_label(int64_t n_parameters) {
+  const double n = static_cast<double>(n_parameters);
+  const auto [scale, suffix] = n > 1e12  ? std::pair(1e12, 'T')
+                               : n > 1e9 ? std::pair(1e9, 'B')
+                               : n > 1e6 ? std::pair(1e6, 'M')
+                                         : std::pair(1e3, 'K');
+  const double scaled = n / scale;
+  const bool one_digit = std::nearbyint(scaled) < 10.0;
+  return fmt::format("{:.{}f}{}", scaled, one_digit ? 1 : 0, suffix);
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------------------------------------
+// Plan
+
+GgufExport::GgufExport(std::shared_ptr<const Checkpoint> checkpoint,
+                       const GgufExportOptions& options)
+    : checkpoint_(std::move(checkpoint)), options_(options) {
+  if (checkpoint_->kind() == CheckpointKind::kGguf) {
+    throw UsageError(checkpoint_->path() + ": is a GGUF file already; give the model folder");
+  }
+  for (const WeightFormat* type : {options_.type, options_.other_type}) {
+    if (type != nullptr && !type->gguf_type()) {
+      throw UsageError("GGUF has no type for " + std::string(type->name()));
+    }
+  }
+  warnings_ = checkpoint_->warnings();
+  plan_tensors();
+  refuse_losses();
+  plan_metadata();
+  const std::string warning = checkpoint_->family().gguf_warning(checkpoint_->spec());
+  if (!warning.empty()) warnings_.push_back(warning);
+}
+
+void GgufExport::plan_tensors() {
+  const Checkpoint& checkpoint = *checkpoint_;
+  extras_ = checkpoint.family().gguf_extra_tensors(checkpoint.spec());
+  for (const GgufExtraTensor& extra : extras_) {
+    ExportTensor tensor;
+    tensor.name = extra.name;
+    tensor.shape = {static_cast<int64_t>(extra.values.size())};
+    tensor.source_type = "F32";
+    tensor.format = &scalar_format(DType::kF32);
+    tensor.method = ExportMethod::kCompute;
+    tensors_.push_back(std::move(tensor));
+    entries_.push_back(nullptr);
+  }
+  // A plain folder keeps the order of its files; the table's order serves all others.
+  std::vector<const TensorEntry*> entries;
+  for (const TensorEntry& entry : checkpoint.tensors()) entries.push_back(&entry);
+  if (checkpoint.kind() == CheckpointKind::kHuggingFace) {
+    std::map<std::string_view, size_t> position;
+    for (const SafetensorsFile& shard : checkpoint.safetensors()->shards()) {
+      for (const SafetensorsEntry& entry : shard.tensors()) {
+        position.emplace(entry.name, position.size());
+      }
+    }
+    std::stable_sort(entries.begin(), entries.end(),
+                     [&](const TensorEntry* a, const TensorEntry* b) {
+                       return position.at(a->hf_name) < position.at(b->hf_name);
+                     });
+  }
+  for (const TensorEntry* entry : entries) {
+    const StoredTensor& stored = checkpoint.stored(entry->role, entry->layer);
+    ExportTensor tensor;
+    tensor.name = entry->gguf_name;
+    tensor.source_name = entry->hf_name;
+    tensor.shape = entry->shape;
+    tensor.source_type = source_type_of(stored);
+    if (stored.scale_dtype) {
+      plan_linear(*entry, tensor);
+    } else if (entry->shape.size() == 1) {
+      plan_plain(*entry, &scalar_format(DType::kF32), tensor);
+    } else {
+      const bool quantized_model = checkpoint.kind() != CheckpointKind::kHuggingFace;
+      plan_plain(*entry, quantized_model ? options_.other_type : options_.type, tensor);
+    }
+    tensors_.push_back(std::move(tensor));
+    entries_.push_back(entry);
+  }
+  for (ExportTensor& tensor : tensors_) {
+    tensor.n_values = n_elements(tensor.shape);
+    tensor.bytes = static_cast<uint64_t>(tensor.n_values / tensor.shape.back()) *
+                   tensor.format->row_bytes(tensor.shape.back());
+  }
+}
+
+void GgufExport::plan_plain(const TensorEntry& entry, const WeightFormat* wanted,
+                            ExportTensor& tensor) {
+  const WeightFormat& source = *checkpoint_->stored(entry.role, entry.layer).format;
+  if (wanted == nullptr) wanted = &source;
+  tensor.format = &format_for_rows(*wanted, entry.shape.back());
+  if (tensor.format != wanted) {
+    tensor.note = fmt::format("rows of {} columns do not hold blocks of {}", entry.shape.back(),
+                              wanted->name());
+  }
+  if (!is_scalar(*tensor.format)) {
+    tensor.method = ExportMethod::kQuantize;
+  } else if (tensor.format == &source) {
+    tensor.method = ExportMethod::kCopy;
+  } else if (holds_every_value(*tensor.format, source)) {
+    tensor.method = ExportMethod::kWiden;
+  } else {
+    tensor.method = ExportMethod::kRound;
+    tensor.narrowing =
+        count_narrowing(checkpoint_->matrix(entry.role, entry.layer), *tensor.format);
+  }
+}
+
+void GgufExport::plan_linear(const TensorEntry& entry, ExportTensor& tensor) {
+  const CheckpointMatrix matrix = checkpoint_->matrix(entry.role, entry.layer);
+  const WeightFormat* wanted = options_.type;
+  if (wanted == nullptr) {
+    const std::vector<const WeightFormat*> exact = exact_repack_formats(matrix);
+    if (!exact.empty()) {
+      tensor.format = exact.front();
+      tensor.method = ExportMethod::kMoveCodes;
+      return;
+    }
+    wanted = smallest_format_for_codes(matrix);
+    if (wanted == nullptr) wanted = &scalar_format(DType::kF32);
+  }
+  const RepackCheck check = check_repack(matrix, *wanted);
+  tensor.format = &format_for_rows(*wanted, entry.shape.back());
+  if (wanted->can_repack() && check.exact()) {
+    tensor.method = ExportMethod::kMoveCodes;
+    return;
+  }
+  if (is_scalar(*wanted)) {
+    const int64_t changed = count_changed(matrix, *wanted);
+    if (changed == 0) {
+      tensor.method = ExportMethod::kWiden;
+      return;
+    }
+    tensor.note = fmt::format("{} of {} values are no {} values", changed, n_elements(entry.shape),
+                              wanted->name());
+  } else {
+    tensor.note = check.first;
+    if (check.n_rounded + check.n_impossible > 1 && check.n_groups > 1 && wanted->can_repack()) {
+      tensor.note += fmt::format(" ({} of {} groups in all)", check.n_rounded + check.n_impossible,
+                                 check.n_groups);
+    }
+  }
+  tensor.method = wanted->can_repack() && check.n_impossible == 0 ? ExportMethod::kRoundScales
+                                                                  : ExportMethod::kRequantize;
+  std::string alternatives;
+  for (const WeightFormat* format : exact_repack_formats(matrix)) {
+    alternatives += fmt::format("{}{}", alternatives.empty() ? "" : ", ", format->name());
+  }
+  losses_.push_back(fmt::format("\"{}\" ({}) in {}: {}; exact: {}", entry.hf_name,
+                                tensor.source_type, wanted->name(), tensor.note,
+                                alternatives.empty() ? "F32" : alternatives + ", F32"));
+}
+
+void GgufExport::refuse_losses() const {
+  constexpr size_t kShown = 8;
+  const auto shown = [&](std::string message, const std::vector<std::string>& lines) {
+    for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) message += "\n  " + lines[i];
+    if (lines.size() > kShown) message += fmt::format("\n  and {} more", lines.size() - kShown);
+    return message;
+  };
+  if (!losses_.empty() && !options_.allow_requantize) {
+    throw FormatError(
+        shown(fmt::format("{}: the values of {} quantized linears would change; choose an exact "
+                          "--type, or allow it with --allow-requantize:",
+                          checkpoint_->path(), losses_.size()),
+              losses_));
+  }
+  std::vector<std::string> infinite;
+  for (const ExportTensor& tensor : tensors_) {
+    if (tensor.narrowing.infinite == 0 && tensor.narrowing.nan == 0) continue;
+    infinite.push_back(
+        fmt::format("\"{}\" in {}: {} become infinite, {} zero, {} subnormal; {} are NaN",
+                    tensor.source_name, tensor.format->name(), tensor.narrowing.infinite,
+                    tensor.narrowing.zero, tensor.narrowing.subnormal, tensor.narrowing.nan));
+  }
+  if (!infinite.empty() && !options_.allow_infinite) {
+    throw NumericError(shown(
+        fmt::format("{}: values of {} tensors do not fit; choose --type BF16 or F32, or allow it "
+                    "with --allow-infinite:",
+                    checkpoint_->path(), infinite.size()),
+        infinite));
+  }
+}
+
+void GgufExport::plan_metadata() {
+  const Checkpoint& checkpoint = *checkpoint_;
+  // The file's type is the one of most values in the layers.
+  std::map<uint32_t, int64_t> values_of_type;
+  int64_t n_parameters = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorEntry* entry = entries_[i];
+    n_parameters += n_elements(tensors_[i].shape);
+    if (entry == nullptr || entry->layer < 0 || entry->shape.size() != 2) continue;
+    values_of_type[tensors_[i].format->gguf_file_type().value_or(0)] += n_elements(entry->shape);
+  }
+  const auto most =
+      std::max_element(values_of_type.begin(), values_of_type.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  metadata_.set("general.architecture", std::string(checkpoint.family().gguf_architecture));
+  metadata_.set("general.type", std::string("model"));
+  metadata_.set("general.name", options_.name.value_or(title_of(checkpoint.path())));
+  metadata_.set("general.size_label", size_label(n_parameters));
+  checkpoint.family().write_gguf_metadata(checkpoint.spec(), checkpoint.config(), most->first,
+                                          metadata_);
+  metadata_.set("general.quantization_version", uint32_t{2});
+  write_vocabulary_gguf(Tokenizer::from_folder(checkpoint.path()), checkpoint.path(),
+                        checkpoint.spec(), options_.pre, metadata_);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Write
+
+namespace {
+
+/// Rows of one tensor in the order of GGUF, from the source into the bytes of the target format.
+class RowWriter {
+ public:
+  RowWriter(const ExportTensor& tensor, const CheckpointMatrix& matrix,
+            std::vector<int64_t> source_rows, bool allow_infinite)
+      : tensor_(tensor),
+        matrix_(matrix),
+        source_rows_(std::move(source_rows)),
+        allow_infinite_(allow_infinite) {}
+
+  int64_t n_changed() const { return n_changed_; }
+
+  void run(const std::function<void(std::span<const std::byte>)>& sink) {
+    const uint64_t row_bytes = tensor_.format->row_bytes(matrix_.view.columns);
+    const int64_t chunk_rows = std::min(matrix_.view.rows, rows_per_chunk(row_bytes));
+    std::vector<std::byte> chunk(static_cast<size_t>(chunk_rows) * row_bytes);
+    for (int64_t first = 0; first < matrix_.view.rows; first += chunk_rows) {
+      const int64_t n = std::min(chunk_rows, matrix_.view.rows - first);
+      parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end) {
+        Buffers buffers;
+        for (int64_t i = begin; i < end; ++i) {
+          write_row(first + i,
+                    std::span(chunk).subspan(static_cast<size_t>(i) * row_bytes, row_bytes),
+                    buffers);
+        }
+      });
+      sink(std::span(chunk).first(static_cast<size_t>(n) * row_bytes));
+    }
+  }
+
+ private:
+  struct Buffers {
+    std::vector<float> values;
+    std::vector<float> written;
+    IntegerRow integers;
+  };
+
+  void write_row(int64_t gguf_row, std::span<std::byte> out, Buffers& buffers) {
+    const int64_t row =
+        source_rows_.empty() ? gguf_row : source_rows_[static_cast<size_t>(gguf_row)];
+    const WeightFormat& format = *tensor_.format;
+    const WeightView& view = matrix_.view;
+    const auto columns = static_cast<size_t>(view.columns);
+    switch (tensor_.method) {
+      case ExportMethod::kCopy:
+        std::memcpy(out.data(),
+                    view.data.data() + static_cast<size_t>(matrix_.source_row(row)) * out.size(),
+                    out.size());
+        break;
+      case ExportMethod::kMoveCodes:
+      case ExportMethod::kRoundScales:
+        matrix_.read_integers(row, buffers.integers);
+        format.repack_row(buffers.integers, view.group_size, out);
+        break;
+      default:
+        buffers.values.resize(columns);
+        matrix_.decode_row(row, buffers.values);
+        encode(row, buffers.values, out);
+    }
+    check_row(row, out);
+    if (tensor_.method == ExportMethod::kRoundScales ||
+        tensor_.method == ExportMethod::kRequantize) {
+      count_changes(row, out, buffers);
+    }
+  }
+
+  void encode(int64_t row, std::span<const float> values, std::span<std::byte> out) const {
+    try {
+      tensor_.format->encode_row(values, {}, out);
+    } catch (const NumericError& error) {
+      throw NumericError(fmt::format("\"{}\", row {}: {}", tensor_.source_name, row, error.what()));
+    }
+  }
+
+  WeightView view_of(std::span<const std::byte> row) const {
+    return {.format = tensor_.format,
+            .rows = 1,
+            .columns = matrix_.view.columns,
+            .group_size = tensor_.format->fixed_group(),
+            .data = row};
+  }
+
+  void check_row(int64_t row, std::span<const std::byte> out) const {
+    if (allow_infinite_) return;
+    if (const auto fault = tensor_.format->find_fault(view_of(out), 0)) {
+      throw NumericError(fmt::format("\"{}\", row {}, as {}: {}", tensor_.source_name, row,
+                                     tensor_.format->name(), *fault));
+    }
+  }
+
+  void count_changes(int64_t row, std::span<const std::byte> out, Buffers& buffers) {
+    const auto columns = static_cast<size_t>(matrix_.view.columns);
+    buffers.values.resize(columns);
+    buffers.written.resize(columns);
+    matrix_.decode_row(row, buffers.values);
+    tensor_.format->decode_row(view_of(out), 0, buffers.written);
+    int64_t changed = 0;
+    for (size_t i = 0; i < columns; ++i) {
+      changed += same_value(buffers.values[i], buffers.written[i]) ? 0 : 1;
+    }
+    n_changed_ += changed;
+  }
+
+  const ExportTensor& tensor_;
+  const CheckpointMatrix& matrix_;
+  std::vector<int64_t> source_rows_;
+  bool allow_infinite_;
+  std::atomic<int64_t> n_changed_ = 0;
+};
+
+}  // namespace
+
+void GgufExport::write_tensor(size_t index,
+                              const std::function<void(std::span<const std::byte>)>& sink) {
+  ExportTensor& tensor = tensors_[index];
+  const TensorEntry* entry = entries_[index];
+  if (entry == nullptr) {
+    sink(std::as_bytes(std::span(extras_[index].values)));
+    return;
+  }
+  if (entry->shape.size() == 1) {
+    std::vector<float> values = checkpoint_->vector(entry->role, entry->layer);
+    const std::vector<int64_t> rows = huggingface_rows_of_gguf(*entry);
+    std::vector<float> ordered = values;
+    for (size_t i = 0; i < rows.size(); ++i) ordered[i] = values[static_cast<size_t>(rows[i])];
+    sink(std::as_bytes(std::span(ordered)));
+    return;
+  }
+  const CheckpointMatrix matrix = checkpoint_->matrix(entry->role, entry->layer);
+  RowWriter writer(tensor, matrix, huggingface_rows_of_gguf(*entry), options_.allow_infinite);
+  writer.run(sink);
+  tensor.n_changed = writer.n_changed();
+}
+
+std::vector<GgufTensorSource> GgufExport::sources(const std::function<void(size_t)>& begin) {
+  std::vector<GgufTensorSource> sources;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    sources.push_back({tensors_[i].name, tensors_[i].shape, tensors_[i].format,
+                       [this, i, begin](const auto& sink) {
+                         if (begin) begin(i);
+                         write_tensor(i, sink);
+                       }});
+  }
+  return sources;
+}
+
+uint64_t GgufExport::file_bytes() const {
+  std::vector<GgufTensorSource> sources;
+  for (const ExportTensor& tensor : tensors_) {
+    sources.push_back({tensor.name, tensor.shape, tensor.format, {}});
+  }
+  return gguf_file_bytes(checkpoint_->path(), metadata_, sources);
+}
+
+WrittenFile GgufExport::write(const std::string& path,
+                              const std::function<void(uint64_t, const std::string&)>& progress) {
+  uint64_t done = 0;
+  size_t previous = 0;
+  return write_gguf(path, metadata_, sources([&](size_t index) {
+                      for (; previous < index; ++previous) done += tensors_[previous].bytes;
+                      if (progress) progress(done, tensors_[index].name);
+                    }));
+}
+
+}  // namespace assay

@@ -1,0 +1,166 @@
+#include "convert/gguf_vocabulary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/families/config_reader.h"
+
+namespace assay {
+namespace {
+
+// Token types of GGUF (architectures.md §8.4).
+constexpr int32_t kNormal = 1;
+constexpr int32_t kControl = 3;
+constexpr int32_t kUserDefined = 4;
+constexpr int32_t kUnused = 5;
+
+Json read_object_if_there(const std::string& path) {
+  return file_exists(path) ? read_json_file(path) : Json::object();
+}
+
+bool looks_special(std::string_view token) {
+  return (token.starts_with("<|") && token.ends_with("|>")) ||
+         (token.starts_with("<unused") && token.ends_with(">"));
+}
+
+/// Tokens and their types, one for each row of the embedding.
+void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, GgufMetadata& metadata) {
+  std::map<int32_t, bool> added;  // id → control
+  for (const AddedToken& token : tokenizer.added_tokens()) {
+    added[token.id] = token.special || looks_special(token.content);
+  }
+  std::vector<std::string> tokens;
+  std::vector<int32_t> types;
+  for (int32_t id = 0; id < vocab_size; ++id) {
+    const std::optional<std::string> token = tokenizer.token(id);
+    if (!token) {
+      tokens.push_back(fmt::format("[PAD{}]", id));
+      types.push_back(kUnused);
+      continue;
+    }
+    tokens.push_back(*token);
+    const auto found = added.find(id);
+    types.push_back(found == added.end() ? kNormal : found->second ? kControl : kUserDefined);
+  }
+  metadata.set("tokenizer.ggml.tokens", GgufArray{std::move(tokens)});
+  metadata.set("tokenizer.ggml.token_type", GgufArray{std::move(types)});
+}
+
+void add_merges(const Tokenizer& tokenizer, GgufMetadata& metadata) {
+  std::vector<std::string> merges;
+  for (const auto& [left, right] : tokenizer.merges()) {
+    std::string pair = left + " " + right;
+    if (std::count(pair.begin(), pair.end(), ' ') != 1) {
+      throw UnsupportedError(fmt::format(
+          "GGUF cannot hold the merge of \"{}\" and \"{}\": a piece has a space", left, right));
+    }
+    merges.push_back(std::move(pair));
+  }
+  if (merges.empty()) {
+    throw FormatError("the BPE tokenizer has no merges, so that GGUF readers could not use it");
+  }
+  metadata.set("tokenizer.ggml.merges", GgufArray{std::move(merges)});
+}
+
+/// The id of a special token that tokenizer_config.json names, as text or as an object.
+std::optional<int32_t> special_id(const Tokenizer& tokenizer, const Json& config,
+                                  std::string_view key) {
+  const Json* value = config.find(key);
+  if (value != nullptr && value->is_object()) value = value->find("content");
+  if (value == nullptr || !value->is_string()) return std::nullopt;
+  return tokenizer.id_of(value->as_string());
+}
+
+void add_special_ids(const Tokenizer& tokenizer, const Json& config, const ModelSpec& spec,
+                     GgufMetadata& metadata) {
+  const auto add = [&](const std::string& key, std::optional<int32_t> id) {
+    if (id) metadata.set(key, static_cast<uint32_t>(*id));
+  };
+  const std::optional<int32_t> bos = tokenizer.bos_id() ? tokenizer.bos_id() : spec.bos_id;
+  std::optional<int32_t> eos = tokenizer.eos_id();
+  if (!eos && !spec.stop_ids.empty()) eos = spec.stop_ids.front();
+  add("tokenizer.ggml.bos_token_id", bos);
+  add("tokenizer.ggml.eos_token_id", eos);
+  add("tokenizer.ggml.unknown_token_id", special_id(tokenizer, config, "unk_token"));
+  add("tokenizer.ggml.padding_token_id", special_id(tokenizer, config, "pad_token"));
+
+  const ConfigReader reader(config, "tokenizer_config.json");
+  const std::span<const int32_t> prefix = tokenizer.special_prefix();
+  const bool adds_bos = bos && !prefix.empty() && prefix.front() == *bos;
+  if (adds_bos || reader.has("add_bos_token")) {
+    metadata.set("tokenizer.ggml.add_bos_token",
+                 adds_bos || reader.boolean_or("add_bos_token", false));
+  }
+  if (reader.has("add_eos_token")) {
+    metadata.set("tokenizer.ggml.add_eos_token", reader.boolean_or("add_eos_token", false));
+  }
+  if (tokenizer.has_pair_template()) metadata.set("tokenizer.ggml.add_sep_token", false);
+
+  std::vector<int32_t> stop_ids = spec.stop_ids;
+  if (eos && !std::count(stop_ids.begin(), stop_ids.end(), *eos)) stop_ids.push_back(*eos);
+  std::sort(stop_ids.begin(), stop_ids.end());
+  if (stop_ids.size() > 1) metadata.set("assay.stop_token_ids", GgufArray{std::move(stop_ids)});
+}
+
+void add_chat_templates(const ChatTemplates& templates, GgufMetadata& metadata) {
+  std::vector<std::string> names;
+  for (const auto& [name, text] : templates.named) {
+    metadata.set("tokenizer.chat_template." + name, text);
+    names.push_back(name);
+  }
+  if (!names.empty()) metadata.set("tokenizer.chat_templates", GgufArray{std::move(names)});
+  if (templates.main) metadata.set("tokenizer.chat_template", *templates.main);
+}
+
+}  // namespace
+
+ChatTemplates read_chat_templates(const std::string& folder) {
+  ChatTemplates templates;
+  const Json config = read_object_if_there(folder + "/tokenizer_config.json");
+  const Json* value = config.find("chat_template");
+  if (value != nullptr && value->is_string()) {
+    templates.main = value->as_string();
+  } else if (value != nullptr && value->is_array()) {
+    for (const Json& entry : value->as_array()) {
+      const ConfigReader reader(entry, folder + "/tokenizer_config.json: chat_template");
+      const std::string name = reader.text("name");
+      if (name == "default") {
+        templates.main = reader.text("template");
+      } else {
+        templates.named.emplace_back(name, reader.text("template"));
+      }
+    }
+  }
+  const std::string jinja = folder + "/chat_template.jinja";
+  if (file_exists(jinja)) templates.main = read_text_file(jinja);
+  return templates;
+}
+
+void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder,
+                           const ModelSpec& spec, const std::optional<std::string>& pre,
+                           GgufMetadata& metadata) {
+  if (tokenizer.vocab_size() > spec.vocab_size) {
+    throw FormatError(
+        fmt::format("{}: the tokenizer has ids up to {}, but the embedding has {} rows", folder,
+                    tokenizer.vocab_size() - 1, spec.vocab_size));
+  }
+  const std::optional<std::string> split_rule = pre ? pre : tokenizer.gguf_pre();
+  if (!split_rule) {
+    throw UnsupportedError(folder +
+                           "/tokenizer.json: GGUF has no name for this split rule; --pre NAME "
+                           "writes the one of a reader that has the same rule");
+  }
+  metadata.set("tokenizer.ggml.model", std::string("gpt2"));
+  metadata.set("tokenizer.ggml.pre", *split_rule);
+  add_tokens(tokenizer, spec.vocab_size, metadata);
+  add_merges(tokenizer, metadata);
+  add_special_ids(tokenizer, read_object_if_there(folder + "/tokenizer_config.json"), spec,
+                  metadata);
+  add_chat_templates(read_chat_templates(folder), metadata);
+}
+
+}  // namespace assay

@@ -1,0 +1,490 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <map>
+
+#include "convert/core/error.h"
+#include "convert/core/sha256.h"
+#include "convert/gguf_export.h"
+#include "convert/gguf_vocabulary.h"
+#include "tests/support/bits_equal.h"
+#include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
+
+namespace assay {
+namespace {
+
+using test::make_tiny_model;
+using test::TemporaryDirectory;
+using test::TinyModel;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// ---------------------------------------------------------------------------------------------
+// The listings of llama.cpp's converter and of llama-quantize.
+
+const char* type_name_of(const GgufValue& value) {
+  constexpr const char* kNames[] = {"uint8", "int8",    "uint16", "int16",  "uint32",
+                                    "int32", "float32", "bool",   "string", "uint64",
+                                    "int64", "float64", "array"};
+  return kNames[value.index()];
+}
+
+/// Elements as the listing hashes them.
+Json array_json(const GgufArray& array) {
+  Json out = Json::array();
+  if (const auto* texts = std::get_if<std::vector<std::string>>(&array.values)) {
+    for (const std::string& text : *texts) out.push(text);
+  } else if (const auto* numbers = std::get_if<std::vector<int32_t>>(&array.values)) {
+    for (const int32_t number : *numbers) out.push(number);
+  }
+  return out;
+}
+
+void expect_value(const GgufValue& actual, const Json& expected) {
+  const std::string key = expected.at("key").as_string();
+  ASSERT_EQ(type_name_of(actual), expected.at("type").as_string()) << key;
+  if (const auto* array = std::get_if<GgufArray>(&actual)) {
+    const std::string text = array_json(*array).dump(0);
+    EXPECT_EQ(static_cast<int64_t>(array->size()), expected.at("length").as_integer()) << key;
+    EXPECT_EQ(sha256_hex(std::as_bytes(std::span(text))), expected.at("sha256").as_string()) << key;
+  } else if (const auto* text = std::get_if<std::string>(&actual)) {
+    EXPECT_EQ(*text, expected.at("value").as_string()) << key;
+  } else if (const auto* flag = std::get_if<bool>(&actual)) {
+    EXPECT_EQ(*flag, expected.at("value").as_bool()) << key;
+  } else if (const auto* number = std::get_if<float>(&actual)) {
+    EXPECT_EQ(static_cast<double>(*number), expected.at("value").as_number()) << key;
+  } else {
+    EXPECT_EQ(static_cast<int64_t>(std::get<uint32_t>(actual)), expected.at("value").as_integer())
+        << key;
+  }
+}
+
+class ListedModel : public testing::Test {
+ protected:
+  const std::string folder_ = test::source_path("tests/data/llama-tiny");
+  const Json listing_ = read_json_file(test::source_path("tests/data/llama-tiny-gguf.json"));
+  const TemporaryDirectory out_;
+
+  WrittenFile convert(const char* type) {
+    GgufExport plan(Checkpoint::open(folder_), {.type = find_format(type)});
+    const WrittenFile written = plan.write(out_.file(std::string(type) + ".gguf"));
+    EXPECT_EQ(written.bytes, plan.file_bytes());
+    return written;
+  }
+};
+
+TEST_F(ListedModel, GivesEveryKeyTensorAndByteOfTheListedFiles) {
+  for (const char* type : {"BF16", "F32"}) {
+    const Json& expected = listing_.at("gguf").at(type);
+
+    const WrittenFile written = convert(type);
+    const GgufFile file = GgufFile::open(out_.file(std::string(type) + ".gguf"));
+
+    const Json::Array& keys = expected.at("metadata").as_array();
+    ASSERT_EQ(file.metadata().items().size(), keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      ASSERT_EQ(file.metadata().items()[i].first, keys[i].at("key").as_string());
+      expect_value(file.metadata().items()[i].second, keys[i]);
+    }
+    const Json::Array& tensors = expected.at("tensors").as_array();
+    ASSERT_EQ(file.tensors().size(), tensors.size());
+    const std::byte* data_start = file.tensors().front().bytes.data();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const GgufTensor& tensor = file.tensors()[i];
+      ASSERT_EQ(tensor.name, tensors[i].at("name").as_string());
+      EXPECT_EQ(tensor.format->name(), tensors[i].at("type").as_string()) << tensor.name;
+      Shape shape;
+      for (const Json& ne : tensors[i].at("ne").as_array()) {
+        shape.insert(shape.begin(), ne.as_integer());
+      }
+      EXPECT_EQ(tensor.shape, shape) << tensor.name;
+      EXPECT_EQ(tensor.bytes.data() - data_start, tensors[i].at("offset").as_integer());
+      EXPECT_EQ(sha256_hex(tensor.bytes), tensors[i].at("sha256").as_string()) << tensor.name;
+    }
+    EXPECT_EQ(file.data_start(), static_cast<uint64_t>(expected.at("data_start").as_integer()));
+    EXPECT_EQ(written.bytes, static_cast<uint64_t>(expected.at("file_bytes").as_integer()));
+    EXPECT_EQ(written.sha256, expected.at("file_sha256").as_string());
+  }
+}
+
+TEST_F(ListedModel, GivesTheBytesOfLlamaQuantizeForEveryType) {
+  for (const auto& [type, expected] : listing_.at("quantized").as_object()) {
+    const WrittenFile written = convert(type.c_str());
+    const std::map<std::string, std::string> hashes(written.tensor_sha256.begin(),
+                                                    written.tensor_sha256.end());
+    for (const auto& [name, sha256] : expected.at("tensors").as_object()) {
+      EXPECT_EQ(hashes.at(name), sha256.as_string()) << type << " " << name;
+    }
+    const GgufFile file = GgufFile::open(out_.file(type + ".gguf"));
+    EXPECT_EQ(file.metadata().integer("general.file_type"), expected.at("file_type").as_integer());
+  }
+}
+
+TEST_F(ListedModel, Case_B59_NormsStayF32UnderEveryType) {
+  for (const char* type : {"Q4_K", "Q8_0", "F16"}) {
+    convert(type);
+    const GgufFile file = GgufFile::open(out_.file(std::string(type) + ".gguf"));
+    for (const GgufTensor& tensor : file.tensors()) {
+      const bool kept = tensor.shape.size() == 1;
+      EXPECT_EQ(tensor.format->name(), kept ? "F32" : type) << tensor.name;
+    }
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// There and back
+
+std::vector<float> decode(const CheckpointMatrix& matrix) {
+  std::vector<float> out(static_cast<size_t>(matrix.view.rows * matrix.view.columns));
+  for (int64_t r = 0; r < matrix.view.rows; ++r) {
+    matrix.decode_row(r, std::span(out).subspan(static_cast<size_t>(r * matrix.view.columns),
+                                                static_cast<size_t>(matrix.view.columns)));
+  }
+  return out;
+}
+
+/// Converts and opens the result as a checkpoint.
+std::shared_ptr<const Checkpoint> round_trip(const TinyModel& model,
+                                             const TemporaryDirectory& folder,
+                                             const GgufExportOptions& options = {}) {
+  GgufExport plan(Checkpoint::open(model.write(folder.file("model"))), options);
+  plan.write(folder.file("model.gguf"));
+  return Checkpoint::open(folder.file("model.gguf"));
+}
+
+Json rope(Json::Object members) { return Json(std::move(members)); }
+
+TEST(GgufRoundTrip, GivesBackSpecAndTensorsOfEveryVariant) {
+  const std::vector<Json::Object> ropes = {
+      {},
+      {{"rope_theta", 500000.0}},
+      {{"rope_scaling", rope({{"rope_type", "linear"}, {"factor", 2.5}})}},
+      {{"rope_scaling",
+        rope({{"rope_type", "yarn"}, {"factor", 4.0}, {"original_max_position_embeddings", 64}})}},
+      {{"rope_scaling",
+        rope({{"rope_type", "yarn"}, {"factor", 8.0}, {"beta_fast", 16.0}, {"beta_slow", 2.0}})}},
+      {{"rope_scaling", rope({{"rope_type", "llama3"},
+                              {"factor", 8.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 4.0},
+                              {"original_max_position_embeddings", 512}})}},
+      {{"rope_theta", 100000.0},
+       {"rope_scaling", rope({{"rope_type", "llama3"},
+                              {"factor", 20.0},
+                              {"low_freq_factor", 1.0},
+                              {"high_freq_factor", 3.0},
+                              {"original_max_position_embeddings", 1000}})}}};
+  for (const Json::Object& config : ropes) {
+    for (const bool tied : {false, true}) {
+      const TemporaryDirectory folder;
+      const TinyModel model = make_tiny_model({.head_dim = 32,
+                                               .tied_head = tied,
+                                               .attention_bias = !tied,
+                                               .mlp_bias = !tied,
+                                               .config = config});
+
+      const auto gguf = round_trip(model, folder);
+      const auto source = Checkpoint::open(folder.file("model"));
+
+      const AttentionSpec& a = source->spec().layers[1].attention;
+      const AttentionSpec& b = gguf->spec().layers[1].attention;
+      EXPECT_EQ(a.rope, b.rope) << Json(config).dump();
+      EXPECT_EQ(a.n_heads, b.n_heads);
+      EXPECT_EQ(a.n_kv_heads, b.n_kv_heads);
+      EXPECT_EQ(a.head_dim, b.head_dim);
+      EXPECT_EQ(a.scale, b.scale);
+      EXPECT_EQ(a.qkv_bias, b.qkv_bias);
+      EXPECT_EQ(a.o_bias, b.o_bias);
+      EXPECT_EQ(source->spec().layers[0].mlp.bias, gguf->spec().layers[0].mlp.bias);
+      EXPECT_EQ(static_cast<float>(source->spec().rms_norm_eps),
+                static_cast<float>(gguf->spec().rms_norm_eps));
+      EXPECT_EQ(source->spec().tied_head, gguf->spec().tied_head);
+      EXPECT_EQ(source->spec().vocab_size, gguf->spec().vocab_size);
+      EXPECT_EQ(source->spec().context_length, gguf->spec().context_length);
+      EXPECT_EQ(source->spec().bos_id, gguf->spec().bos_id);
+      EXPECT_EQ(source->spec().stop_ids, gguf->spec().stop_ids);
+      EXPECT_EQ(gguf->kind(), CheckpointKind::kGguf);
+      EXPECT_EQ(gguf->spec().source_dtype, DType::kBF16);
+      for (const TensorEntry& entry : source->tensors()) {
+        if (entry.shape.size() == 2) {
+          EXPECT_TRUE(test::bits_equal(decode(gguf->matrix(entry.role, entry.layer)),
+                                       decode(source->matrix(entry.role, entry.layer))))
+              << entry.hf_name;
+        } else {
+          EXPECT_TRUE(test::bits_equal(gguf->vector(entry.role, entry.layer),
+                                       source->vector(entry.role, entry.layer)))
+              << entry.hf_name;
+        }
+      }
+    }
+  }
+}
+
+TEST(GgufRoundTrip, Case_B52_UnknownFrequencyFactorsAreRefused) {
+  const TemporaryDirectory folder;
+  const TinyModel model = make_tiny_model(
+      {.config = {{"rope_scaling", rope({{"rope_type", "llama3"},
+                                         {"factor", 8.0},
+                                         {"low_freq_factor", 1.0},
+                                         {"high_freq_factor", 4.0},
+                                         {"original_max_position_embeddings", 512}})}}});
+  round_trip(model, folder);
+  std::string bytes = read_text_file(folder.file("model.gguf"));
+  const GgufFile file = GgufFile::open(folder.file("model.gguf"));
+  const float other = 3.1415f;
+  bytes.replace(file.data_start(), 4, reinterpret_cast<const char*>(&other), 4);
+  folder.write("changed.gguf", bytes);
+
+  EXPECT_THROW(Checkpoint::open(folder.file("changed.gguf")), UnsupportedError);
+}
+
+TEST(GgufRoundTrip, Case_B54_KeepsSeveralStopIds) {
+  const TemporaryDirectory folder;
+  TinyModel model = make_tiny_model();
+  model.generation_config = Json::object();
+  model.generation_config.set("eos_token_id", Json(Json::Array{Json(7), Json(1)}));
+
+  const auto gguf = round_trip(model, folder);
+
+  EXPECT_THAT(gguf->spec().stop_ids, testing::ElementsAre(1, 7));
+}
+
+TEST(GgufRoundTrip, MistralsWindowIsAWarning) {
+  const TemporaryDirectory folder;
+  const TinyModel model =
+      make_tiny_model({.model_type = "mistral", .config = {{"sliding_window", 16}}});
+
+  const GgufExport plan(Checkpoint::open(model.write(folder.file("model"))), {});
+
+  EXPECT_THAT(plan.warnings(), testing::ElementsAre(HasSubstr("sliding window of 16")));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Vocabulary
+
+const std::vector<std::string>& texts_of(const GgufMetadata& metadata, const char* key) {
+  return std::get<std::vector<std::string>>(std::get<GgufArray>(*metadata.find(key)).values);
+}
+
+GgufMetadata metadata_of(const TinyModel& model, const GgufExportOptions& options = {}) {
+  const TemporaryDirectory folder;
+  return GgufExport(Checkpoint::open(model.write(folder.file("model"))), options).metadata();
+}
+
+TEST(GgufVocabulary, Case_B48_RowsWithoutATokenBecomeUnusedPadding) {
+  const GgufMetadata metadata = metadata_of(make_tiny_model());
+
+  const std::vector<std::string>& tokens = texts_of(metadata, "tokenizer.ggml.tokens");
+  const auto& types = std::get<std::vector<int32_t>>(
+      std::get<GgufArray>(*metadata.find("tokenizer.ggml.token_type")).values);
+  ASSERT_EQ(tokens.size(), 320u);
+  ASSERT_EQ(types.size(), 320u);
+  EXPECT_EQ(tokens[270], "or");
+  EXPECT_EQ(types[270], 1);
+  EXPECT_EQ(tokens[271], "[PAD271]");
+  EXPECT_EQ(types[271], 5);
+  EXPECT_EQ(tokens[319], "[PAD319]");
+  EXPECT_EQ(types[0], 3);
+}
+
+TEST(GgufVocabulary, Case_B48_RefusesMoreTokensThanRows) {
+  TinyModel model = make_tiny_model();
+  model.tokenizer_json = make_tiny_model({.vocab_size = 320}).tokenizer_json;
+  TinyModel small = make_tiny_model({.vocab_size = 265});
+  small.tokenizer_json = model.tokenizer_json;
+
+  try {
+    metadata_of(small);
+    ADD_FAILURE();
+  } catch (const FormatError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("ids up to 270"), HasSubstr("265 rows")));
+  }
+}
+
+TEST(GgufVocabulary, WritesPaddingTokenAndBosRule) {
+  const GgufMetadata metadata = metadata_of(make_tiny_model());
+
+  EXPECT_EQ(metadata.string("tokenizer.ggml.model"), "gpt2");
+  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "llama-bpe");
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.bos_token_id"), 0);
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.eos_token_id"), 1);
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.padding_token_id"), 2);
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), true);
+}
+
+TEST(GgufVocabulary, TakesNameAndSplitRuleFromTheOptions) {
+  const GgufMetadata metadata = metadata_of(make_tiny_model(), {.name = "Mine", .pre = "qwen2"});
+
+  EXPECT_EQ(metadata.string("general.name"), "Mine");
+  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "qwen2");
+}
+
+TEST(GgufVocabulary, Case_B55_TheJinjaFileWinsOverTheConfig) {
+  const TemporaryDirectory folder;
+  const auto main_template = [&] { return read_chat_templates(folder.path()).main; };
+  EXPECT_EQ(main_template(), std::nullopt);
+
+  folder.write("tokenizer_config.json", R"({"chat_template": "from config"})");
+  EXPECT_EQ(main_template(), "from config");
+
+  folder.write("chat_template.jinja", "from file");
+  EXPECT_EQ(main_template(), "from file");
+}
+
+TEST(GgufVocabulary, Case_B55_ReadsNamedTemplates) {
+  const TemporaryDirectory folder;
+  folder.write("tokenizer_config.json",
+               R"({"chat_template": [{"name": "tool_use", "template": "t"},
+                                     {"name": "default", "template": "d"}]})");
+
+  const ChatTemplates templates = read_chat_templates(folder.path());
+
+  EXPECT_EQ(templates.main, "d");
+  EXPECT_THAT(templates.named, testing::ElementsAre(testing::Pair("tool_use", "t")));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Types and losses of plain models
+
+TEST(GgufTypes, RowsThatDoNotHoldBlocksFallBackAndSaySo) {
+  const TemporaryDirectory folder;
+  const TinyModel model = make_tiny_model({.hidden_size = 256, .intermediate_size = 96});
+
+  const GgufExport plan(Checkpoint::open(model.write(folder.file("model"))),
+                        {.type = find_format("Q4_K")});
+
+  for (const ExportTensor& tensor : plan.tensors()) {
+    if (tensor.name.ends_with("ffn_down.weight")) {
+      EXPECT_EQ(tensor.format->name(), "Q5_0");
+      EXPECT_THAT(tensor.note, HasSubstr("96 columns"));
+    } else if (tensor.shape.size() == 2) {
+      EXPECT_EQ(tensor.format->name(), "Q4_K");
+    }
+  }
+}
+
+/// bf16 values 65280, 65536, −3e38, 1e-8 and NaN: two become infinite in F16, one zero.
+TinyModel with_wide_values() {
+  TinyModel model = make_tiny_model();
+  const std::vector<float> values = {
+      65280.0f, 65536.0f, -3e38f, 1e-8f, std::numeric_limits<float>::quiet_NaN(), 1e-6f};
+  Tensor& tensor = model.tensor("model.layers.0.mlp.up_proj.weight");
+  for (size_t i = 0; i < tensor.bytes.size() / 2; ++i) {
+    const uint16_t bits = f32_to_bf16(i < values.size() ? values[i] : 1.0f);
+    std::memcpy(tensor.bytes.data() + 2 * i, &bits, 2);
+  }
+  return model;
+}
+
+TEST(GgufTypes, Case_B51_CountsWhatF16LosesAndRefusesInfinity) {
+  const TemporaryDirectory folder;
+  const auto checkpoint = Checkpoint::open(with_wide_values().write(folder.file("model")));
+
+  try {
+    const GgufExport plan(checkpoint, {.type = find_format("F16")});
+    ADD_FAILURE();
+  } catch (const NumericError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("model.layers.0.mlp.up_proj.weight"),
+                      HasSubstr("2 become infinite"), HasSubstr("1 zero"), HasSubstr("1 subnormal"),
+                      HasSubstr("1 are NaN"), HasSubstr("--allow-infinite")));
+  }
+
+  GgufExport allowed(checkpoint, {.type = find_format("F16"), .allow_infinite = true});
+  allowed.write(folder.file("model.gguf"));
+  for (const ExportTensor& tensor : allowed.tensors()) {
+    if (tensor.name != "blk.0.ffn_up.weight") continue;
+    EXPECT_EQ(tensor.narrowing.infinite, 2);
+    EXPECT_EQ(tensor.narrowing.zero, 1);
+    EXPECT_EQ(tensor.narrowing.nan, 1);
+  }
+}
+
+TEST(GgufTypes, Case_B51_NanIsRefusedEvenWhereNothingIsRounded) {
+  const TemporaryDirectory folder;
+  GgufExport plan(Checkpoint::open(with_wide_values().write(folder.file("model"))),
+                  {.type = find_format("BF16")});
+
+  EXPECT_THROW(plan.write(folder.file("model.gguf")), NumericError);
+  EXPECT_FALSE(std::filesystem::exists(folder.file("model.gguf")));
+}
+
+TEST(GgufTypes, RefusesAGgufFileAsSource) {
+  const TemporaryDirectory folder;
+  const auto gguf = round_trip(make_tiny_model(), folder);
+
+  EXPECT_THROW(GgufExport(gguf, {}), UsageError);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Faults of GGUF files
+
+TEST(GgufCheckpoint, Case_B09_RefusesNumbersOutOfRange) {
+  const TemporaryDirectory folder;
+  round_trip(make_tiny_model(), folder);
+  const GgufFile good = GgufFile::open(folder.file("model.gguf"));
+  const std::vector<std::pair<std::string, GgufValue>> bad = {
+      {"llama.attention.head_count", uint32_t{0}},
+      {"llama.attention.head_count_kv", uint32_t{0}},
+      {"llama.attention.head_count_kv", uint32_t{3}},
+      {"llama.block_count", uint32_t{1} << 31},
+      {"llama.block_count", uint32_t{0}},
+      {"llama.embedding_length", uint32_t{0}},
+      {"llama.attention.key_length", uint32_t{15}},
+      {"llama.rope.dimension_count", uint32_t{8}},
+      {"llama.vocab_size", uint32_t{321}},
+      {"llama.attention.layer_norm_rms_epsilon", -1.0f},
+      {"llama.rope.freq_base", 0.0f},
+      {"llama.rope.scaling.type", std::string("longrope")},
+      {"llama.expert_count", uint32_t{8}},
+      {"tokenizer.ggml.eos_token_id", uint32_t{320}},
+      {"general.architecture", std::string("mamba")}};
+  for (const auto& [key, value] : bad) {
+    GgufMetadata metadata = good.metadata();
+    metadata.set(key, value);
+    std::vector<GgufTensorSource> sources;
+    for (const GgufTensor& tensor : good.tensors()) {
+      sources.push_back({tensor.name, tensor.shape, tensor.format,
+                         [&tensor](const auto& sink) { sink(tensor.bytes); }});
+    }
+    write_gguf(folder.file("bad.gguf"), metadata, sources);
+
+    try {
+      Checkpoint::open(folder.file("bad.gguf"));
+      ADD_FAILURE() << key;
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("bad.gguf")) << key;
+    }
+  }
+}
+
+TEST(GgufCheckpoint, NamesMissingAndUnknownTensors) {
+  const TemporaryDirectory folder;
+  round_trip(make_tiny_model(), folder);
+  const GgufFile good = GgufFile::open(folder.file("model.gguf"));
+  std::vector<GgufTensorSource> sources;
+  for (const GgufTensor& tensor : good.tensors()) {
+    const std::string name =
+        tensor.name == "blk.1.attn_norm.weight" ? "blk.1.attn_norm_2.weight" : tensor.name;
+    sources.push_back(
+        {name, tensor.shape, tensor.format, [&tensor](const auto& sink) { sink(tensor.bytes); }});
+  }
+  write_gguf(folder.file("bad.gguf"), good.metadata(), sources);
+
+  try {
+    Checkpoint::open(folder.file("bad.gguf"));
+    ADD_FAILURE();
+  } catch (const FormatError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("\"blk.1.attn_norm.weight\" [64] is missing"),
+                                    HasSubstr("\"blk.1.attn_norm_2.weight\" is not part")));
+  }
+}
+
+}  // namespace
+}  // namespace assay
