@@ -1,5 +1,6 @@
 #include "convert/cli/commands.h"
 #include "git_id.h"
+#include "runtime/commands.h"
 #include "runtime/isa.h"
 
 namespace {
@@ -14,6 +15,8 @@ void set_isa(const std::string& name) {
 /// declared in its folder's commands.h, and one row here.
 int main(int argc, char** argv) {
   const assay::cli::Command* const commands[] = {
+      &assay::cli::generate_command(),
+      &assay::cli::bench_command(),
       &assay::cli::version_command(),
       &assay::cli::env_command(),
       &assay::cli::completion_command(),

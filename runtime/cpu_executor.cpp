@@ -64,7 +64,7 @@ bool is_packed(const Program& program, size_t matrix) {
 }
 
 std::string weights_name(const Checkpoint& checkpoint, const MatrixSlot& slot) {
-  return "weights " + std::string(checkpoint.matrix(slot.role, slot.layer).view.format->name());
+  return "weights " + std::string(checkpoint.stored(slot.role, slot.layer).format->name());
 }
 
 std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program& program,
@@ -73,9 +73,10 @@ std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program
   for (size_t i = 0; i < program.matrices.size(); ++i) {
     if (!is_packed(program, i)) continue;
     const MatrixSlot& slot = program.matrices[i];
-    const WeightView view = checkpoint.matrix(slot.role, slot.layer).view;
+    const StoredTensor& stored = checkpoint.stored(slot.role, slot.layer);
     ledger.add(weights_name(checkpoint, slot),
-               PackedMatrix::bytes_for(*view.format, view.rows, view.columns, view.group_size));
+               PackedMatrix::bytes_for(*stored.format, slot.out_features, slot.in_features,
+                                       stored.group_size));
   }
   for (const VectorSlot& slot : program.vectors) {
     ledger.add("norms and biases", static_cast<uint64_t>(slot.size) * sizeof(float));

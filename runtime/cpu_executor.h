@@ -20,7 +20,8 @@ struct CpuWeights {
       matrices;                                         // by Program::matrices; embeddings excepted
   std::vector<std::vector<float>> vectors;              // by Program::vectors
   std::vector<std::shared_ptr<const RopeTable>> ropes;  // by Program::ropes
-  std::shared_ptr<const Checkpoint> checkpoint;         // embedding rows are read from it
+  std::shared_ptr<const CheckpointMatrix> embedding;    // rows are widened one by one (EmbedOp)
+  std::shared_ptr<const Checkpoint> checkpoint;         // keeps what `embedding` views
 };
 
 /// Binds everything that ops [begin, end) read, from the checkpoint. Already bound slots are kept

@@ -24,6 +24,8 @@ int64_t row_grain(int64_t columns) {
   return std::max<int64_t>(1, kElementGrain / std::max<int64_t>(1, columns));
 }
 
+struct RowRun;
+
 class Runner {
  public:
   Runner(const Op& op, CpuContext& context) : op_(op), context_(context) {}
@@ -56,13 +58,14 @@ class Runner {
     return context_.weights->vectors[static_cast<size_t>(index)];
   }
   int64_t n_rows() const { return context_.n_rows; }
+  void attend_run(const AttentionOp& op, int kv_head, RowRun run) const;
 
   const Op& op_;
   CpuContext& context_;
 };
 
 void Runner::operator()(const EmbedOp& op) const {
-  const CheckpointMatrix matrix = context_.weights->checkpoint->matrix(Role::kTokenEmbedding);
+  const CheckpointMatrix& matrix = *context_.weights->embedding;
   const int64_t n = columns(op.out);
   float* out = f32(op.out);
   for (int64_t row = 0; row < n_rows(); ++row) {
@@ -131,53 +134,65 @@ void Runner::operator()(const KvWriteOp& op) const {
   });
 }
 
-void Runner::operator()(const AttentionOp& op) const {
-  // A turn is one K/V head and some rows of one sequence: all queries in it read the same keys.
-  std::vector<std::pair<int64_t, int64_t>> blocks;
-  for (int64_t begin = 0; begin < n_rows();) {
-    const auto sequence_of = [&](int64_t row) {
-      return context_.rows[static_cast<size_t>(row)].sequence;
-    };
-    int64_t end = begin + 1;
-    while (end < n_rows() && end - begin < kAttentionRows &&
-           sequence_of(end) == sequence_of(begin)) {
-      ++end;
+/// Rows [begin, end) of one sequence that a turn attends with.
+struct RowRun {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+std::vector<RowRun> row_runs(std::span<const RowPosition> rows) {
+  constexpr int64_t kMostRows = 16;  // enough to read each key once for many queries
+  std::vector<RowRun> runs;
+  for (int64_t row = 0; row < static_cast<int64_t>(rows.size()); ++row) {
+    const auto at = static_cast<size_t>(row);
+    if (runs.empty() || row - runs.back().begin == kMostRows ||
+        rows[at].sequence != rows[at - 1].sequence) {
+      runs.push_back({row, row});
     }
-    blocks.emplace_back(begin, end);
-    begin = end;
+    runs.back().end = row + 1;
   }
-  const auto n_blocks = static_cast<int64_t>(blocks.size());
+  return runs;
+}
+
+void Runner::operator()(const AttentionOp& op) const {
+  const std::span<const RowPosition> rows(context_.rows.data(), static_cast<size_t>(n_rows()));
+  const std::vector<RowRun> runs = row_runs(rows);
+  const auto n_runs = static_cast<int64_t>(runs.size());
+  int64_t products = 0;
+  for (const RowPosition& at : rows) products += (at.position + 1) * columns(op.q);
+  // Little work is done by one thread: waking the others takes longer.
+  const int64_t n_turns = op.n_kv_heads * n_runs;
+  const int64_t grain = products < kElementGrain ? n_turns : 1;
   // Heads outside, so that neighbouring turns read the same keys.
-  parallel_for(op.n_kv_heads * n_blocks, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(n_turns, std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const auto [first_row, end_row] = blocks[static_cast<size_t>(i % n_blocks)];
-      attend_rows(op, static_cast<int>(i / n_blocks), first_row, end_row);
+      attend_run(op, static_cast<int>(i / n_runs), runs[static_cast<size_t>(i % n_runs)]);
     }
   });
 }
 
-void Runner::attend_rows(const AttentionOp& op, int kv_head, int64_t begin, int64_t end) const {
-  const int64_t n = columns(op.q);
+void Runner::attend_run(const AttentionOp& op, int kv_head, RowRun run) const {
   const int group = op.n_heads / op.n_kv_heads;
-  const KvCache& cache = *context_.cache;
-  const int sequence = context_.rows[static_cast<size_t>(begin)].sequence;
+  const int64_t n = columns(op.q);
   std::vector<AttentionQuery> queries;
-  for (int64_t row = begin; row < end; ++row) {
-    const int64_t last = context_.rows[static_cast<size_t>(row)].position;
+  for (int64_t row = run.begin; row < run.end; ++row) {
+    const int64_t position = context_.rows[static_cast<size_t>(row)].position;
     const int64_t first =
-        op.sliding_window ? std::max<int64_t>(0, last - *op.sliding_window + 1) : 0;
+        op.sliding_window ? std::max<int64_t>(0, position - *op.sliding_window + 1) : 0;
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       const int64_t at = row * n + static_cast<int64_t>(head) * op.head_dim;
-      queries.push_back({f32(op.q) + at, f32(op.out) + at, first, last});
+      queries.push_back({f32(op.q) + at, f32(op.out) + at, first, position});
     }
   }
+  const KvCache& cache = *context_.cache;
+  const int sequence = context_.rows[static_cast<size_t>(run.begin)].sequence;
   const int64_t bad = attend_many(queries, cache.keys(op.cache_layer, sequence, kv_head),
                                   cache.values(op.cache_layer, sequence, kv_head), cache.type(),
                                   op.head_dim, op.scale);
   if (bad < 0) return;
-  const auto head = static_cast<int>(kv_head * group + bad % group);
-  throw_not_finite(op_, context_, begin + bad / group, static_cast<int64_t>(head) * op.head_dim,
-                   NAN, "attention score or output of head " + std::to_string(head));
+  const int64_t head = kv_head * group + bad % group;
+  throw_not_finite(op_, context_, run.begin + bad / group, head * op.head_dim, NAN,
+                   "attention score or output of head " + std::to_string(head));
 }
 
 void Runner::operator()(const SwiGluOp& op) const {

@@ -13,15 +13,18 @@ std::string describe(const VectorSlot& slot) {
   return text;
 }
 
+void check_shape(const MatrixSlot& slot, const WeightView& view, const Checkpoint& checkpoint) {
+  if (view.rows == slot.out_features && view.columns == slot.in_features) return;
+  throw ShapeError(checkpoint.path() + ": \"" + slot.module + "\" has shape " +
+                   to_string(Shape{view.rows, view.columns}) + ", the config asks for " +
+                   to_string(Shape{slot.out_features, slot.in_features}));
+}
+
 std::shared_ptr<const PackedMatrix> pack_matrix(const MatrixSlot& slot,
                                                 const Checkpoint& checkpoint) {
   const CheckpointMatrix matrix = checkpoint.matrix(slot.role, slot.layer);
   const WeightView& view = matrix.view;
-  if (view.rows != slot.out_features || view.columns != slot.in_features) {
-    throw ShapeError(checkpoint.path() + ": \"" + slot.module + "\" has shape " +
-                     to_string({view.rows, view.columns}) + ", the config asks for " +
-                     to_string({slot.out_features, slot.in_features}));
-  }
+  check_shape(slot, view, checkpoint);
   try {
     return std::make_shared<const PackedMatrix>(
         PackedMatrix::pack(*view.format, view.rows, view.columns, view.group_size,
@@ -47,6 +50,14 @@ class Binder {
   Binder(const Program& program, int64_t max_positions, CpuWeights& weights)
       : program_(program), max_positions_(max_positions), weights_(weights) {}
 
+  void operator()(const EmbedOp& op) const {
+    if (weights_.embedding) return;
+    const MatrixSlot& slot = program_.matrices[static_cast<size_t>(op.matrix)];
+    auto matrix =
+        std::make_shared<CheckpointMatrix>(weights_.checkpoint->matrix(slot.role, slot.layer));
+    check_shape(slot, matrix->view, *weights_.checkpoint);
+    weights_.embedding = std::move(matrix);
+  }
   void operator()(const LinearOp& op) const {
     bind_matrix(op.matrix);
     if (op.bias) bind_vector(*op.bias);

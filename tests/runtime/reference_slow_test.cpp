@@ -1,0 +1,307 @@
+// Logits, hidden states, cache contents, greedy runs and NLL of two trained models against an
+// independent fp32 implementation (the folder `references`).
+//
+// Tolerances. Two things part canonical-1 from exact arithmetic:
+// 1. fp32 additions in some order. noise.json gives what that costs: the largest rms over the ways
+//    of computing the same in fp32 and fp64.
+// 2. The block-int16 step in front of every linear. Its error is measured here, not assumed: at
+//    each QuantizeOp, eps = rms(s·q − x) / rms(x), about 4e-5 … 1.4e-4 (a step is at most
+//    2·amax/32,639 and an even error of one step has rms step/√12, so eps ≤ 1.8e-5 · amax/rms).
+//    A linear turns a relative error eps of its input into about the same of its output, since the
+//    error has no preferred direction. Errors of different steps are independent, so after steps
+//    1 … n the relative rms error is at most √(Σ eps²), each counted as if it reached the whole
+//    stream. (The 16-bit weights are rounded in the same manner; bf16 values above 1/256 of their
+//    group's maximum are exact, so that adds less than a tenth.)
+// Hence rms ≤ kSafety · √(Σ eps²) · rms(reference) + 4 · noise rms. The largest error of many is a
+// multiple of the rms that depends on the tensor (the residual stream has a few huge channels):
+// at most 6 for normal errors, or 1.5 times what noise.json shows for that tensor.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <map>
+
+#include "convert/core/sha256.h"
+#include "runtime/cpu_executor.h"
+#include "runtime/ops/nll.h"
+#include "tests/runtime/references.h"
+#include "tests/support/shared_data.h"
+
+namespace assay {
+namespace {
+
+using test::Difference;
+using test::difference;
+using test::floats_of;
+using test::References;
+
+constexpr double kSafety = 1.5;
+
+/// Measures the relative error of every QuantizeOp of a run.
+class StepErrors {
+ public:
+  void see(const Op& op, const RegisterSpec& spec, std::span<const float> values) {
+    const auto* quantize = std::get_if<QuantizeOp>(&op.kind);
+    if (quantize == nullptr) {
+      for (const Register r : writes(op)) last_[r.index].assign(values.begin(), values.end());
+      return;
+    }
+    EXPECT_TRUE(spec.block_int16);
+    const std::vector<float>& before = last_[quantize->in.index];
+    const double eps = difference(values, before).rms / test::rms(before);
+    sum_of_squares_ += eps * eps;
+  }
+  /// √(Σ eps²) of the steps so far.
+  double relative() const { return std::sqrt(sum_of_squares_); }
+
+ private:
+  std::map<int, std::vector<float>> last_;  // by register
+  double sum_of_squares_ = 0.0;
+};
+
+/// What fp32 alone does to a tensor, over all ways of noise.json but bf16.
+struct Noise {
+  double rms = 0.0;
+  double peak = 6.0;  // largest error in units of the rms
+};
+
+class Reference : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto models = test::shared_path(std::string("models/") + GetParam());
+    const auto folder = test::shared_path(std::string("references/") + GetParam());
+    if (!models || !folder) {
+      GTEST_SKIP() << "needs models and references in the folder that ASSAY_SHARED names";
+    }
+    checkpoint_ = Checkpoint::open(*models);
+    references_ = std::make_unique<References>(*folder);
+  }
+
+  std::unique_ptr<Executor> load(KvType type, int64_t context = 4096) const {
+    return make_cpu_device()->load(checkpoint_, {.kv_type = type, .context = context});
+  }
+
+  /// `group` of noise.json ("logits", "hidden", "state"); every tensor where `tensor` is empty.
+  Noise noise(const char* group, const std::string& tensor = "") const {
+    Noise result;
+    const Json document = references_->json("noise.json");
+    for (const Json& row : document.at(group).as_array()) {
+      if (row.at("way").as_string() == "bf16 eager") continue;
+      const Json* name = row.find("tensor");
+      if (!tensor.empty() && (name == nullptr || name->as_string() != tensor)) continue;
+      const double rms = row.at("rms").as_number();
+      result.rms = std::max(result.rms, rms);
+      if (rms > 0.0) {
+        result.peak = std::max(result.peak, 1.5 * row.at("max_abs").as_number() / rms);
+      }
+    }
+    return result;
+  }
+
+  static double rms_tolerance(std::span<const float> expected, double relative,
+                              const Noise& noise) {
+    return kSafety * relative * test::rms(expected) + 4.0 * noise.rms;
+  }
+
+  static void expect_close(const std::string& what, std::span<const float> actual,
+                           std::span<const float> expected, double relative, const Noise& noise) {
+    const Difference d = difference(actual, expected);
+    const double tolerance = rms_tolerance(expected, relative, noise);
+    EXPECT_LE(d.rms, tolerance) << what;
+    EXPECT_LE(d.max_abs, noise.peak * tolerance) << what;
+  }
+
+  /// Error of the steps of one long prompt, for tests that have no observer.
+  double relative_error(Executor& executor) const {
+    StepErrors steps;
+    test::prompt_logits(executor, references_->prompt("all0160"), LogitRows::kLast,
+                        [&](const auto&... seen) { steps.see(seen...); });
+    return steps.relative();
+  }
+
+  std::shared_ptr<const Checkpoint> checkpoint_;
+  std::unique_ptr<References> references_;
+};
+
+TEST_P(Reference, FinalLogitsOfEveryPromptAreWithinTheDerivedTolerance) {
+  const auto executor = load(KvType::kF32);
+  const SafetensorsFile file = references_->file("logits.safetensors");
+  for (const auto& [id, ids] : references_->prompts()) {
+    StepErrors steps;
+
+    const std::vector<float> logits = test::prompt_logits(
+        *executor, ids, LogitRows::kLast, [&](const auto&... seen) { steps.see(seen...); });
+
+    const std::vector<float> expected = floats_of(file, "final." + id);
+    expect_close(id, logits, expected, steps.relative(), noise("logits"));
+    EXPECT_EQ(argmax(logits), argmax(expected)) << id;
+  }
+}
+
+TEST_P(Reference, HiddenStatesCacheContentsAndAllLogitsAreWithinTheDerivedTolerance) {
+  const auto executor = load(KvType::kF32);
+  const SafetensorsFile hidden = references_->file("hidden.safetensors");
+  const SafetensorsFile cache = references_->file("cache.safetensors");
+  const SafetensorsFile logits = references_->file("logits.safetensors");
+  const auto ids = references_->prompt("all0160");
+  StepErrors steps;
+  std::vector<float> final_norm;
+  int compared = 0;
+
+  const std::vector<float> all = test::prompt_logits(
+      *executor, ids, LogitRows::kAll,
+      [&](const Op& op, const RegisterSpec& spec, std::span<const float> values) {
+        steps.see(op, spec, values);
+        const std::string layer = "layer." + std::to_string(op.layer);
+        const auto compare = [&](const SafetensorsFile& file, const char* group,
+                                 const std::string& tensor) {
+          if (file.find(tensor) == nullptr) return;
+          ++compared;
+          std::vector<float> expected = floats_of(file, tensor);
+          if (tensor.ends_with(".k") || tensor.ends_with(".v")) {
+            // (n_kv_heads, n_tokens, head_dim) -> (n_tokens, n_kv_heads, head_dim)
+            const Shape& shape = file.find(tensor)->view.shape;
+            std::vector<float> turned(expected.size());
+            size_t at = 0;
+            for (int64_t h = 0; h < shape[0]; ++h) {
+              for (int64_t t = 0; t < shape[1]; ++t) {
+                for (int64_t i = 0; i < shape[2]; ++i) {
+                  turned[static_cast<size_t>((t * shape[0] + h) * shape[2] + i)] = expected[at++];
+                }
+              }
+            }
+            expected = turned;
+          }
+          expect_close(tensor, values, expected, steps.relative(), noise(group, tensor));
+        };
+        if (op.name == "embed_tokens") compare(hidden, "hidden", "embeddings");
+        if (op.name.ends_with("mlp.residual")) compare(hidden, "hidden", layer + ".output");
+        if (op.name == "norm") final_norm.insert(final_norm.end(), values.begin(), values.end());
+        if (op.name.ends_with("rope_k")) compare(cache, "state", layer + ".k");
+        if (op.name.ends_with("v_proj")) compare(cache, "state", layer + ".v");
+      });
+
+  EXPECT_EQ(compared, 1 + static_cast<int>(checkpoint_->spec().layers.size()) + 4);
+  expect_close("final_norm", final_norm, floats_of(hidden, "final_norm"), steps.relative(),
+               noise("hidden", "final_norm"));
+  expect_close("all logits", all, floats_of(logits, "all.all0160"), steps.relative(),
+               noise("hidden", "logits"));
+}
+
+TEST_P(Reference, GreedyIdsAreEqualWhereverTheMarginExceedsTheTolerance) {
+  const auto executor = load(KvType::kF32);
+  const double relative = relative_error(*executor);
+  const SafetensorsFile file = references_->file("logits.safetensors");
+  const Json greedy = references_->json("greedy.json");
+  int decided = 0, undecided = 0, equal = 0;
+  for (const Json& run : greedy.at("prompts").as_array()) {
+    const std::string id = run.at("id").as_string();
+    const std::vector<int32_t> expected = test::ids_of(run.at("token_ids"));
+    const std::vector<float> final_logits = floats_of(file, "final." + id);
+    const Noise fp32 = noise("logits");
+    // Two logits, each off by at most the largest error.
+    const double tolerance = 2.0 * fp32.peak * rms_tolerance(final_logits, relative, fp32);
+    std::vector<float> logits =
+        test::prompt_logits(*executor, references_->prompt(id), LogitRows::kLast);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const int32_t chosen = argmax(logits);
+      equal += chosen == expected[i];
+      if (run.at("margin").as_array()[i].as_number() > tolerance) {
+        ++decided;
+        EXPECT_EQ(chosen, expected[i]) << id << " step " << i;
+      } else {
+        ++undecided;
+      }
+      // Always the reference's token, so that a tie does not decide the rest.
+      const BatchItem item{0, std::span(&expected[i], 1), LogitRows::kLast};
+      executor->forward(std::span(&item, 1), logits);
+    }
+  }
+  RecordProperty("equal_ids", equal);
+  RecordProperty("undecided_steps", undecided);
+  EXPECT_GT(decided, 990);  // of 1,024: the tolerance must leave something to test
+}
+
+/// Scores the windows of nll.safetensors.
+struct NllResult {
+  std::vector<double> window_mean;  // per window
+  double mean = 0.0;                // over all windows
+  int64_t argmax_wrong = 0;         // where the reference margin exceeds the tolerance
+  int64_t argmax_decided = 0;
+};
+
+NllResult score_windows(Executor& executor, const SafetensorsFile& file, double margin_tolerance) {
+  const auto ids = test::int32s_of(file, "token_ids");
+  const auto best = test::int32s_of(file, "argmax");
+  const auto margin = floats_of(file, "margin");
+  constexpr size_t kWindow = 1024;
+  const auto vocab = static_cast<size_t>(executor.program().spec.vocab_size);
+  NllResult result;
+  double total = 0.0;
+  for (size_t w = 0; w < ids.size() / kWindow; ++w) {
+    const auto window = std::span(ids).subspan(w * kWindow, kWindow);
+    const auto logits = test::prompt_logits(executor, window, LogitRows::kAll);
+    double sum = 0.0;
+    for (size_t row = 0; row + 1 < kWindow; ++row) {
+      const auto values = std::span(logits).subspan(row * vocab, vocab);
+      sum += static_cast<double>(nll(values, window[row + 1]));
+      const size_t at = w * (kWindow - 1) + row;
+      if (static_cast<double>(margin[at]) <= margin_tolerance) continue;
+      ++result.argmax_decided;
+      result.argmax_wrong += argmax(values) != best[at];
+    }
+    result.window_mean.push_back(sum / (kWindow - 1));
+    total += sum;
+  }
+  result.mean = total / static_cast<double>(result.window_mean.size() * (kWindow - 1));
+  return result;
+}
+
+TEST_P(Reference, NllOfEveryWindowWithAnF16CacheIsWithin2e4) {
+  const auto executor = load(KvType::kF16, 1024);
+  const SafetensorsFile file = references_->file("nll.safetensors");
+  const Json expected = references_->json("nll.json");
+
+  const NllResult result = score_windows(*executor, file, 1e9);
+
+  const auto& sums = expected.at("window_sum").as_array();
+  ASSERT_EQ(result.window_mean.size(), sums.size());
+  double largest = 0.0;
+  for (size_t w = 0; w < sums.size(); ++w) {
+    const double difference = result.window_mean[w] - sums[w].as_number() / 1023.0;
+    largest = std::max(largest, std::fabs(difference));
+    EXPECT_LE(std::fabs(difference), 2e-4) << "window " << w;
+  }
+  RecordProperty("largest_window_difference", std::to_string(largest));
+  RecordProperty("mean_difference",
+                 std::to_string(result.mean - expected.at("nll_mean").as_number()));
+}
+
+TEST_P(Reference, MeanNllWithAnF32CacheIsWithin2e5AndTheLikeliestTokensAgree) {
+  const auto executor = load(KvType::kF32, 1024);
+  const SafetensorsFile file = references_->file("nll.safetensors");
+  const Json expected = references_->json("nll.json");
+  const std::vector<float> some_logits =
+      floats_of(references_->file("logits.safetensors"), "all.all0160");
+  const Noise fp32 = noise("hidden", "logits");
+  const double tolerance =
+      2.0 * fp32.peak * rms_tolerance(some_logits, relative_error(*executor), fp32);
+
+  const NllResult result = score_windows(*executor, file, tolerance);
+
+  EXPECT_NEAR(result.mean, expected.at("nll_mean").as_number(), 2e-5);
+  EXPECT_EQ(result.argmax_wrong, 0);
+  EXPECT_GT(result.argmax_decided, 0.9 * static_cast<double>(expected.at("n_scored").as_integer()));
+  RecordProperty("mean_difference",
+                 std::to_string(1e6 * (result.mean - expected.at("nll_mean").as_number())) + "e-6");
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Reference, testing::Values("llama-tiny", "llama-small"),
+                         [](const auto& parameter) {
+                           std::string name = parameter.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace assay
