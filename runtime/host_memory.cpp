@@ -69,15 +69,4 @@ void require_memory(const std::vector<LedgerItem>& items, uint64_t available,
                   cache ? "a smaller --context or --kv-type f16" : "a model in a smaller format"));
 }
 
-std::string bytes_text(uint64_t bytes) {
-  constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
-    value /= 1024.0;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
-
 }  // namespace assay

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "convert/core/units.h"
 #include "runtime/executor.h"
 
 namespace assay {
@@ -18,8 +19,5 @@ std::optional<uint64_t> available_host_memory();
 /// `available` (case B75). `what`: "model.gguf on cpu".
 void require_memory(const std::vector<LedgerItem>& items, uint64_t available,
                     const std::string& what);
-
-/// "1.50 GiB"
-std::string bytes_text(uint64_t bytes);
 
 }  // namespace assay

@@ -1,0 +1,557 @@
+#include "convert/model_summary.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <filesystem>
+#include <map>
+
+#include "convert/checkpoint.h"
+#include "convert/cli/text_table.h"
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "convert/core/sha256.h"
+#include "convert/core/units.h"
+#include "convert/gguf_vocabulary.h"
+#include "convert/tokenizer.h"
+
+namespace assay {
+
+std::string name_without_layer(const std::string& name) {
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  std::string out;
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (i == 0 || name[i - 1] != '.' || !is_digit(name[i])) {
+      out += name[i];
+      continue;
+    }
+    out += '*';
+    while (i + 1 < name.size() && is_digit(name[i + 1])) ++i;
+  }
+  return out;
+}
+
+namespace {
+
+namespace fs = std::filesystem;
+
+Json shape_json(const Shape& shape) {
+  Json json = Json::array();
+  for (const int64_t dim : shape) json.push(dim);
+  return json;
+}
+
+/// One tensor as it lies in a file.
+struct FileTensor {
+  std::string name;
+  std::string type;
+  Shape shape;
+  std::span<const std::byte> bytes;
+};
+
+std::vector<FileTensor> tensors_of(const SafetensorsModel* folder, const SafetensorsFile* single,
+                                   const GgufFile* gguf) {
+  std::vector<FileTensor> tensors;
+  const auto add_file = [&](const SafetensorsFile& file) {
+    for (const SafetensorsEntry& entry : file.tensors()) {
+      tensors.push_back({entry.name, std::string(dtype_name(entry.view.dtype)), entry.view.shape,
+                         entry.view.bytes});
+    }
+  };
+  if (folder != nullptr) {
+    for (const SafetensorsFile& shard : folder->shards()) add_file(shard);
+  }
+  if (single != nullptr) add_file(*single);
+  if (gguf != nullptr) {
+    for (const GgufTensor& tensor : gguf->tensors()) {
+      tensors.push_back(
+          {tensor.name, std::string(tensor.format->name()), tensor.shape, tensor.bytes});
+    }
+  }
+  return tensors;
+}
+
+Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes) {
+  std::vector<std::string> sha256(tensors.size());
+  if (hashes) {
+    parallel_for(static_cast<int64_t>(tensors.size()), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        sha256[static_cast<size_t>(i)] = sha256_hex(tensors[static_cast<size_t>(i)].bytes);
+      }
+    });
+  }
+  Json list = Json::array();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    Json json = Json::object();
+    json.set("name", tensors[i].name);
+    json.set("type", tensors[i].type);
+    json.set("shape", shape_json(tensors[i].shape));
+    json.set("bytes", static_cast<uint64_t>(tensors[i].bytes.size()));
+    if (hashes) json.set("sha256", sha256[i]);
+    list.push(json);
+  }
+  return list;
+}
+
+/// Files of a folder (not of its subfolders) or the one file, by name.
+Json file_list(const std::string& path, bool hashes) {
+  std::vector<fs::path> files;
+  if (fs::is_directory(path)) {
+    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
+      if (entry.is_regular_file()) files.push_back(entry.path());
+    }
+  } else {
+    files.emplace_back(path);
+  }
+  std::sort(files.begin(), files.end());
+  Json list = Json::array();
+  for (const fs::path& file : files) {
+    Json json = Json::object();
+    json.set("name", file.filename().string());
+    json.set("bytes", static_cast<uint64_t>(fs::file_size(file)));
+    if (hashes) json.set("sha256", sha256_of_file(file.string()));
+    list.push(json);
+  }
+  return list;
+}
+
+// ---------------------------------------------------------------------------------------------
+
+Json rope_json(const RopeSpec& rope) {
+  Json json = Json::object();
+  const auto number = [&](const char* key, double value) { json.set(key, value); };
+  switch (rope.kind) {
+    case RopeSpec::Kind::kDefault:
+      json.set("kind", "default");
+      break;
+    case RopeSpec::Kind::kLinear:
+      json.set("kind", "linear");
+      number("factor", rope.factor);
+      break;
+    case RopeSpec::Kind::kLlama3:
+      json.set("kind", "llama3");
+      number("factor", rope.factor);
+      number("low_freq_factor", rope.low_freq_factor);
+      number("high_freq_factor", rope.high_freq_factor);
+      json.set("original_context", rope.original_context);
+      break;
+    case RopeSpec::Kind::kYarn:
+      json.set("kind", "yarn");
+      number("factor", rope.factor);
+      number("beta_fast", rope.beta_fast);
+      number("beta_slow", rope.beta_slow);
+      number("attention_factor", rope.attention_factor);
+      json.set("original_context", rope.original_context);
+      break;
+  }
+  number("theta", rope.theta);
+  json.set("rotary_dims", rope.rotary_dims);
+  return json;
+}
+
+Json spec_json(const ModelSpec& spec) {
+  const LayerSpec& layer = spec.layers.front();
+  Json json = Json::object();
+  json.set("layers", static_cast<int64_t>(spec.layers.size()));
+  json.set("hidden_size", spec.hidden_size);
+  json.set("intermediate_size", layer.mlp.intermediate_size);
+  json.set("heads", layer.attention.n_heads);
+  json.set("kv_heads", layer.attention.n_kv_heads);
+  json.set("head_dim", layer.attention.head_dim);
+  json.set("vocab_size", spec.vocab_size);
+  json.set("context_length", spec.context_length);
+  json.set("sliding_window",
+           layer.attention.sliding_window ? Json(*layer.attention.sliding_window) : Json());
+  json.set("rms_norm_eps", spec.rms_norm_eps);
+  json.set("tied_head", spec.tied_head);
+  json.set("attention_bias", layer.attention.qkv_bias || layer.attention.o_bias);
+  json.set("mlp_bias", layer.mlp.bias);
+  json.set("rope", rope_json(layer.attention.rope));
+  json.set("bos_id", spec.bos_id ? Json(*spec.bos_id) : Json());
+  Json stop_ids = Json::array();
+  for (const int32_t id : spec.stop_ids) stop_ids.push(id);
+  json.set("stop_ids", stop_ids);
+  return json;
+}
+
+/// Weights by kind of tensor: types, bits and bytes, and their sums.
+void add_weights(const Checkpoint& checkpoint, Json& summary) {
+  struct Kind {
+    int64_t n = 0;
+    int64_t values = 0;
+    uint64_t bytes = 0;
+    std::string name, type;
+    Shape shape;
+  };
+  std::vector<Kind> kinds;
+  std::map<std::pair<std::string, std::string>, size_t> index;
+  int64_t values = 0;
+  uint64_t bytes = 0;
+  for (const TensorEntry& entry : checkpoint.tensors()) {
+    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    std::string type(stored.format->name());
+    if (stored.scale_dtype) {
+      type +=
+          fmt::format(" group {} scales {}", stored.group_size, dtype_name(*stored.scale_dtype));
+    }
+    const bool gguf = checkpoint.kind() == CheckpointKind::kGguf;
+    const std::string name = name_without_layer(gguf ? entry.gguf_name : entry.hf_name);
+    const auto [found, is_new] = index.emplace(std::pair(name, type), kinds.size());
+    if (is_new) kinds.push_back({.name = name, .type = type, .shape = entry.shape});
+    Kind& kind = kinds[found->second];
+    ++kind.n;
+    kind.values += n_elements(entry.shape);
+    kind.bytes += stored.bytes;
+    values += n_elements(entry.shape);
+    bytes += stored.bytes;
+  }
+  Json weights = Json::array();
+  for (const Kind& kind : kinds) {
+    Json json = Json::object();
+    json.set("tensor", kind.name);
+    json.set("n", kind.n);
+    json.set("type", kind.type);
+    json.set("shape", shape_json(kind.shape));
+    json.set("bits_per_weight",
+             8.0 * static_cast<double>(kind.bytes) / static_cast<double>(kind.values));
+    json.set("bytes", kind.bytes);
+    weights.push(json);
+  }
+  summary.set("weights", weights);
+  summary.set("parameters", values);
+  summary.set("weight_bytes", bytes);
+  summary.set("bits_per_weight", 8.0 * static_cast<double>(bytes) / static_cast<double>(values));
+}
+
+/// The same for files whose family is not known: by name and type alone.
+void add_unknown_weights(const std::vector<FileTensor>& tensors, Json& summary) {
+  struct Kind {
+    int64_t n = 0;
+    uint64_t bytes = 0;
+    FileTensor first;
+  };
+  std::vector<Kind> kinds;
+  std::map<std::pair<std::string, std::string>, size_t> index;
+  uint64_t bytes = 0;
+  for (const FileTensor& tensor : tensors) {
+    const auto [found, is_new] =
+        index.emplace(std::pair(name_without_layer(tensor.name), tensor.type), kinds.size());
+    if (is_new) kinds.push_back({.first = tensor});
+    ++kinds[found->second].n;
+    kinds[found->second].bytes += tensor.bytes.size();
+    bytes += tensor.bytes.size();
+  }
+  Json weights = Json::array();
+  for (const Kind& kind : kinds) {
+    Json json = Json::object();
+    json.set("tensor", name_without_layer(kind.first.name));
+    json.set("n", kind.n);
+    json.set("type", kind.first.type);
+    json.set("shape", shape_json(kind.first.shape));
+    json.set("bytes", kind.bytes);
+    weights.push(json);
+  }
+  summary.set("weights", weights);
+  summary.set("weight_bytes", bytes);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+Json tokenizer_json(const Tokenizer& tokenizer) {
+  Json json = Json::object();
+  json.set("vocab_size", tokenizer.vocab_size());
+  json.set("added_tokens", static_cast<int64_t>(tokenizer.added_tokens().size()));
+  json.set("merges", static_cast<int64_t>(tokenizer.merges().size()));
+  json.set("split_rule", tokenizer.gguf_pre() ? Json(*tokenizer.gguf_pre()) : Json());
+  const auto id_json = [&](std::optional<int32_t> id) {
+    if (!id) return Json();
+    Json entry = Json::object();
+    entry.set("id", *id);
+    entry.set("token", tokenizer.token(*id).value_or(""));
+    return entry;
+  };
+  json.set("bos", id_json(tokenizer.bos_id()));
+  json.set("eos", id_json(tokenizer.eos_id()));
+  Json prefix = Json::array();
+  for (const int32_t id : tokenizer.special_prefix()) prefix.push(id);
+  json.set("special_prefix", prefix);
+  return json;
+}
+
+/// Tokenizer and chat template. A tokenizer that cannot be read is a problem, not an error.
+void add_tokenizer(const std::string& path, const GgufFile* gguf, Json& summary, Json& problems) {
+  const bool in_folder = gguf == nullptr;
+  if (in_folder && !file_exists(path + "/tokenizer.json")) {
+    summary.set("tokenizer", Json());
+    problems.push("there is no tokenizer.json");
+  } else {
+    try {
+      summary.set("tokenizer",
+                  tokenizer_json(in_folder ? Tokenizer::from_folder(path)
+                                           : Tokenizer::from_gguf(gguf->metadata(), path)));
+    } catch (const Error& error) {
+      summary.set("tokenizer", Json());
+      problems.push(std::string("tokenizer: ") + error.what());
+    }
+  }
+  const bool has_template = in_folder ? read_chat_templates(path).main.has_value()
+                                      : gguf->metadata().find("tokenizer.chat_template") != nullptr;
+  summary.set("chat_template", has_template);
+}
+
+Json value_json(const GgufValue& value) {
+  return std::visit(
+      [](const auto& held) -> Json {
+        using T = std::decay_t<decltype(held)>;
+        if constexpr (std::is_same_v<T, GgufArray>) {
+          return Json(fmt::format("array of {}", held.size()));
+        } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, bool>) {
+          return Json(held);
+        } else if constexpr (std::is_floating_point_v<T>) {
+          const auto number = static_cast<double>(held);
+          return number - number == 0.0 ? Json(number) : Json(fmt::format("{}", number));
+        } else if constexpr (std::is_same_v<T, uint64_t>) {
+          return Json(held);
+        } else {
+          return Json(static_cast<int64_t>(held));
+        }
+      },
+      value);
+}
+
+Json metadata_json(const GgufMetadata& metadata) {
+  Json json = Json::object();
+  for (const auto& [key, value] : metadata.items()) json.set(key, value_json(value));
+  return json;
+}
+
+/// Reads every value: the first fault of each tensor that has one.
+void check_values(const Checkpoint& checkpoint, Json& problems) {
+  const std::vector<TensorEntry>& table = checkpoint.tensors();
+  std::vector<std::string> faults(table.size());
+  parallel_for(static_cast<int64_t>(table.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const TensorEntry& entry = table[static_cast<size_t>(i)];
+      std::string& fault = faults[static_cast<size_t>(i)];
+      try {
+        if (entry.shape.size() == 1) {
+          checkpoint.vector(entry.role, entry.layer);
+          continue;
+        }
+        const CheckpointMatrix matrix = checkpoint.matrix(entry.role, entry.layer);
+        for (int64_t row = 0; row < matrix.view.rows && fault.empty(); ++row) {
+          if (const auto found = matrix.view.format->find_fault(matrix.view, row)) {
+            fault = fmt::format("\"{}\", row {}: {}", entry.hf_name, row, *found);
+          }
+        }
+      } catch (const FormatError& error) {
+        fault = error.what();
+      }
+    }
+  });
+  for (const std::string& fault : faults) {
+    if (!fault.empty()) problems.push(fault);
+  }
+}
+
+/// Family, shapes, weights, tokenizer of a model that is implemented.
+void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json& summary,
+               Json& problems) {
+  summary.set("kind", checkpoint_kind_name(checkpoint.kind()));
+  summary.set("family", checkpoint.family().name);
+  summary.set("model", spec_json(checkpoint.spec()));
+  add_tokenizer(checkpoint.path(), checkpoint.gguf(), summary, problems);
+  if (const Json* quantization = checkpoint.config().find("quantization_config")) {
+    summary.set("quantization_config", *quantization);
+  }
+  if (checkpoint.gguf() != nullptr) {
+    summary.set("metadata", metadata_json(checkpoint.gguf()->metadata()));
+  }
+  add_weights(checkpoint, summary);
+  for (const std::string& warning : checkpoint.warnings()) problems.push(warning);
+  if (options.check_values) check_values(checkpoint, problems);
+}
+
+bool is_safetensors_file(const std::string& path) {
+  return path.ends_with(".safetensors") && !fs::is_directory(path);
+}
+
+}  // namespace
+
+Json summarize_model(const std::string& path, const SummaryOptions& options) {
+  Json summary = Json::object();
+  Json problems = Json::array();
+  summary.set("path", path);
+  std::vector<FileTensor> tensors;
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::optional<SafetensorsModel> folder;
+  std::optional<SafetensorsFile> single;
+  std::optional<GgufFile> gguf;
+  if (is_safetensors_file(path)) {
+    single = SafetensorsFile::open(path);
+    summary.set("kind", "safetensors file");
+    tensors = tensors_of(nullptr, &*single, nullptr);
+    add_unknown_weights(tensors, summary);
+  } else {
+    try {
+      checkpoint = Checkpoint::open(path);
+      tensors = tensors_of(checkpoint->safetensors(), nullptr, checkpoint->gguf());
+      add_model(*checkpoint, options, summary, problems);
+    } catch (const UnsupportedError& error) {
+      summary.set("unsupported", error.what());
+      if (fs::is_directory(path)) {
+        folder = SafetensorsModel::open(path);
+      } else {
+        gguf = GgufFile::open(path);
+        summary.set("metadata", metadata_json(gguf->metadata()));
+      }
+      summary.set("kind", gguf ? "GGUF" : "Hugging Face");
+      tensors = tensors_of(folder ? &*folder : nullptr, nullptr, gguf ? &*gguf : nullptr);
+      add_unknown_weights(tensors, summary);
+    }
+  }
+  summary.set("files", file_list(path, options.hashes));
+  if (options.list_tensors || options.hashes) {
+    summary.set("tensors", tensor_list(tensors, options.hashes));
+  }
+  summary.set("problems", problems);
+  return summary;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Text
+
+namespace {
+
+using cli::TextTable;
+
+std::string shape_text(const Json& shape) {
+  std::string text;
+  for (const Json& dim : shape.as_array()) {
+    text += (text.empty() ? "" : " x ") + std::to_string(dim.as_integer());
+  }
+  return text;
+}
+
+std::string model_text(const Json& model) {
+  std::string text = fmt::format(
+      "  {} layers, hidden {}, MLP {}, {} heads of {} ({} for keys and values), vocabulary {}, "
+      "context {}\n",
+      model.at("layers").as_integer(), model.at("hidden_size").as_integer(),
+      model.at("intermediate_size").as_integer(), model.at("heads").as_integer(),
+      model.at("head_dim").as_integer(), model.at("kv_heads").as_integer(),
+      model.at("vocab_size").as_integer(), model.at("context_length").as_integer());
+  std::string rope;
+  for (const auto& [key, value] : model.at("rope").as_object()) {
+    if (key != "kind") rope += fmt::format(", {} {}", key, value.dump(0));
+  }
+  text += fmt::format("  rope {}{}\n", model.at("rope").at("kind").as_string(), rope);
+  text += fmt::format("  head {}",
+                      model.at("tied_head").as_bool() ? "tied to the embedding" : "of its own");
+  if (!model.at("sliding_window").is_null()) {
+    text += fmt::format(", sliding window {}", model.at("sliding_window").as_integer());
+  }
+  if (model.at("attention_bias").as_bool()) text += ", attention biases";
+  if (model.at("mlp_bias").as_bool()) text += ", MLP biases";
+  return text + fmt::format(", BOS {}, stop ids {}\n", model.at("bos_id").dump(0),
+                            model.at("stop_ids").dump(0));
+}
+
+std::string tokenizer_text(const Json& summary) {
+  const Json& tokenizer = summary.at("tokenizer");
+  std::string text = "Tokenizer: ";
+  if (tokenizer.is_null()) {
+    text += "none that can be used";
+  } else {
+    text +=
+        fmt::format("byte-level BPE, {} ids, {} added tokens, {} merges, split rule {}",
+                    tokenizer.at("vocab_size").as_integer(),
+                    tokenizer.at("added_tokens").as_integer(), tokenizer.at("merges").as_integer(),
+                    tokenizer.at("split_rule").is_null() ? "without a name"
+                                                         : tokenizer.at("split_rule").as_string());
+  }
+  return text + fmt::format("; chat template: {}\n",
+                            summary.at("chat_template").as_bool() ? "yes" : "none");
+}
+
+std::string weights_text(const Json& summary) {
+  TextTable table({"tensor", "n", "shape", "type", "bits", "size"},
+                  {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kLeft,
+                   TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kRight});
+  for (const Json& kind : summary.at("weights").as_array()) {
+    const Json* bits = kind.find("bits_per_weight");
+    table.add({kind.at("tensor").as_string(), kind.at("n").integer_text(),
+               shape_text(kind.at("shape")), kind.at("type").as_string(),
+               bits == nullptr ? "" : fmt::format("{:.3f}", bits->as_number()),
+               bytes_text(static_cast<uint64_t>(kind.at("bytes").as_integer()))});
+  }
+  const auto total = static_cast<uint64_t>(summary.at("weight_bytes").as_integer());
+  std::string text = fmt::format("Weights: {}", bytes_text(total));
+  if (const Json* parameters = summary.find("parameters")) {
+    text = fmt::format("Weights: {} parameters, {}, {:.3f} bits per weight",
+                       grouped_digits(parameters->as_integer()), bytes_text(total),
+                       summary.at("bits_per_weight").as_number());
+  }
+  return text + "\n" + table.text();
+}
+
+std::string tensors_text(const Json& list) {
+  TextTable table({"tensor", "type", "shape", "bytes", "SHA-256"},
+                  {TextTable::Align::kLeft, TextTable::Align::kLeft, TextTable::Align::kLeft,
+                   TextTable::Align::kRight});
+  for (const Json& item : list.as_array()) {
+    const Json* sha256 = item.find("sha256");
+    table.add({item.at("name").as_string(), item.at("type").as_string(),
+               shape_text(item.at("shape")), item.at("bytes").integer_text(),
+               sha256 == nullptr ? "-" : sha256->as_string()});
+  }
+  return table.text();
+}
+
+std::string files_text(const Json& list) {
+  TextTable table({"file", "bytes", ""}, {TextTable::Align::kLeft, TextTable::Align::kRight});
+  for (const Json& item : list.as_array()) {
+    const Json* sha256 = item.find("sha256");
+    table.add({item.at("name").as_string(), item.at("bytes").integer_text(),
+               sha256 == nullptr ? "" : sha256->as_string()});
+  }
+  return table.text();
+}
+
+std::string metadata_text(const Json& metadata) {
+  std::string text = "Metadata:\n";
+  for (const auto& [key, value] : metadata.as_object()) {
+    std::string shown = value.is_string() ? value.as_string() : value.dump(0);
+    std::replace(shown.begin(), shown.end(), '\n', ' ');
+    if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
+    text += fmt::format("  {} = {}\n", key, shown);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string summary_text(const Json& summary) {
+  std::string text =
+      fmt::format("{}\n{}", summary.at("path").as_string(), summary.at("kind").as_string());
+  if (const Json* family = summary.find("family")) {
+    text += fmt::format(", family {}\n", family->as_string()) + model_text(summary.at("model")) +
+            tokenizer_text(summary);
+  } else {
+    text += "\n";
+  }
+  text += weights_text(summary);
+  if (const Json* metadata = summary.find("metadata")) text += metadata_text(*metadata);
+  if (const Json* tensors = summary.find("tensors")) text += tensors_text(*tensors);
+  text += files_text(summary.at("files"));
+  const Json* unsupported = summary.find("unsupported");
+  if (unsupported != nullptr) text += fmt::format("Not supported: {}\n", unsupported->as_string());
+  const Json::Array& problems = summary.at("problems").as_array();
+  if (problems.empty() && unsupported == nullptr) text += "No problems found.\n";
+  if (!problems.empty()) text += "Problems:\n";
+  for (const Json& problem : problems) text += fmt::format("  {}\n", problem.as_string());
+  return text;
+}
+
+}  // namespace assay

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <string>
+
+#include "convert/core/json.h"
+
+namespace assay {
+
+struct SummaryOptions {
+  bool list_tensors = false;  // one entry per tensor of the files
+  bool hashes = false;        // SHA-256 of every tensor and file; implies list_tensors
+  bool check_values = false;  // read every value and scale: NaN, infinity, negative scales
+};
+
+/// What lies at `path` (a Hugging Face, W4A16 or GPTQ folder, a GGUF or safetensors file) as one
+/// JSON object: kind, family, shapes, rope, tokenizer, weights by kind of tensor with types and
+/// bits, metadata, files, `problems`. A model of a family that is not implemented is still listed,
+/// with the reason under `unsupported`. Throws FormatError and FileError for broken files.
+Json summarize_model(const std::string& path, const SummaryOptions& options);
+
+/// The same for people: a page of text.
+std::string summary_text(const Json& summary);
+
+/// "blk.3.attn_q.weight" → "blk.*.attn_q.weight": one name for a tensor of all layers.
+std::string name_without_layer(const std::string& name);
+
+}  // namespace assay

@@ -1,0 +1,235 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "convert/checkpoint.h"
+#include "convert/cli/text_table.h"
+#include "convert/commands.h"
+#include "convert/core/json.h"
+#include "convert/core/sha256.h"
+#include "convert/core/units.h"
+#include "tests/convert/cli_fixture.h"
+#include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
+
+namespace assay::cli {
+namespace {
+
+using test::make_tiny_model;
+using test::TemporaryDirectory;
+using test::TinyModel;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class ModelCommands : public testing::Test {
+ protected:
+  RunResult run(std::vector<std::string> words) {
+    return process_.run(words, {&convert_command(), &inspect_command()});
+  }
+  Json json_of(std::vector<std::string> words) {
+    words.emplace_back("--json");
+    const RunResult result = run(words);
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    return parse_json(result.out, "stdout");
+  }
+  std::string quantized_folder(const test::TinyQuantization& quantization) {
+    TinyModel model = make_tiny_model();
+    test::quantize_as_compressed_tensors(model, quantization);
+    return model.write(folder_.file("quantized"));
+  }
+
+  const std::string llama_tiny_ = test::source_path("tests/data/llama-tiny");
+  TemporaryDirectory folder_;
+  FakeProcess process_;
+};
+
+TEST_F(ModelCommands, ConvertPrintsTheTableAndThePathLast) {
+  const std::string path = folder_.file("model.gguf");
+  const std::string source = quantized_folder({.group_size = 32});
+
+  const RunResult result = run({"convert", source, "--out", path});
+
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("blk.*.attn_q.weight"), HasSubstr("W4 group 32"),
+                                HasSubstr("codes moved"), testing::EndsWith("\n" + path + "\n")));
+  EXPECT_EQ(Checkpoint::open(path)->stored(Role::kQProj, 0).format->name(), "Q4_0");
+}
+
+TEST_F(ModelCommands, ConvertDryRunSaysTheExactSizeAndWritesNothing) {
+  const std::string path = folder_.file("model.gguf");
+
+  const Json dry = json_of({"convert", llama_tiny_, "--type", "Q8_0", "--dry-run"});
+  EXPECT_FALSE(std::filesystem::exists(path));
+  const Json wet = json_of({"convert", llama_tiny_, "--type", "Q8_0", "--out", path});
+
+  EXPECT_EQ(dry.at("bytes").as_integer(), static_cast<int64_t>(std::filesystem::file_size(path)));
+  EXPECT_EQ(wet.at("sha256").as_string(), sha256_of_file(path));
+  EXPECT_EQ(dry.at("tensors"), wet.at("tensors"));
+}
+
+TEST_F(ModelCommands, ConvertGivesTheSameFileForAnyNumberOfThreads) {
+  std::vector<std::string> hashes;
+  for (const char* threads : {"1", "3"}) {
+    const std::string path = folder_.file(std::string("model-") + threads + ".gguf");
+    json_of({"convert", llama_tiny_, "--type", "Q6_K", "--out", path, "--threads", threads});
+    hashes.push_back(sha256_of_file(path));
+  }
+
+  EXPECT_EQ(hashes[0], hashes[1]);
+}
+
+TEST_F(ModelCommands, ConvertDoesNotReplaceAFileUnlessTold) {
+  const std::string path = folder_.write("model.gguf", "precious");
+
+  const RunResult refused = run({"convert", llama_tiny_, "--out", path});
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.error, HasSubstr("--force"));
+  EXPECT_EQ(read_text_file(path), "precious");
+
+  EXPECT_EQ(run({"convert", llama_tiny_, "--out", path, "--force"}).exit_code, 0);
+  EXPECT_NE(read_text_file(path), "precious");
+}
+
+TEST_F(ModelCommands, Case_B80_EveryFailureHasItsExitCodeAndNoOutput) {
+  const std::string asymmetric = quantized_folder({.symmetric = false, .group_size = 32});
+  TinyModel foreign = make_tiny_model();
+  foreign.config.set("model_type", "mamba");
+  const std::string unsupported = foreign.write(folder_.file("foreign"));
+  TinyModel wide = make_tiny_model();
+  const uint16_t huge = 0x7f00;  // 1.7e38
+  std::memcpy(wide.tensor("lm_head.weight").bytes.data(), &huge, 2);
+  const std::string overflowing = wide.write(folder_.file("wide"));
+  const std::string path = folder_.file("model.gguf");
+  const std::vector<std::pair<std::vector<std::string>, int>> runs = {
+      {{llama_tiny_}, 2},
+      {{llama_tiny_, "--out", folder_.path()}, 2},
+      {{llama_tiny_, "--out", path, "--type", "Q9_9"}, 2},
+      {{folder_.file("nothing"), "--out", path}, 3},
+      {{folder_.path(), "--out", path}, 3},
+      {{llama_tiny_, "--out", folder_.file("no/such/folder/model.gguf")}, 3},
+      {{asymmetric, "--out", path, "--type", "Q4_0"}, 3},
+      {{overflowing, "--out", path, "--type", "F16"}, 4},
+      {{unsupported, "--out", path}, 7}};
+  for (const auto& [words, exit_code] : runs) {
+    std::vector<std::string> command = {"convert"};
+    command.insert(command.end(), words.begin(), words.end());
+
+    const RunResult result = run(command);
+
+    EXPECT_EQ(result.exit_code, exit_code) << result.error;
+    EXPECT_EQ(result.out, "");
+    EXPECT_NE(result.error, "");
+    EXPECT_FALSE(std::filesystem::exists(path));
+    EXPECT_FALSE(std::filesystem::exists(path + ".partial"));
+  }
+}
+
+TEST_F(ModelCommands, ConvertCountsWhatRequantizingChanges) {
+  const std::string source = quantized_folder({.symmetric = false, .group_size = 32});
+
+  const Json report = json_of({"convert", source, "--type", "Q4_0", "--allow-requantize", "--out",
+                               folder_.file("model.gguf")});
+
+  for (const Json& tensor : report.at("tensors").as_array()) {
+    if (tensor.at("to").as_string() != "Q4_0") continue;
+    EXPECT_FALSE(tensor.at("exact").as_bool());
+    EXPECT_EQ(tensor.at("how").as_string(), "requantized");
+    EXPECT_GT(tensor.at("values_changed").as_integer(), 0);
+  }
+}
+
+TEST_F(ModelCommands, InspectTellsShapesTypesAndTokenizer) {
+  const RunResult result = run({"inspect", llama_tiny_});
+
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("family llama"), HasSubstr("3 layers"), HasSubstr("rope llama3"),
+                    HasSubstr("4,458,240 parameters"), HasSubstr("split rule llama-bpe"),
+                    HasSubstr("chat template: none"), HasSubstr("No problems found")));
+}
+
+TEST_F(ModelCommands, InspectCountsBitsOfQuantizedWeights) {
+  const Json summary =
+      json_of({"inspect", quantized_folder({.symmetric = false, .group_size = 32})});
+
+  EXPECT_EQ(summary.at("kind").as_string(), "compressed-tensors");
+  bool found = false;
+  for (const Json& kind : summary.at("weights").as_array()) {
+    if (kind.at("tensor").as_string() != "model.layers.*.mlp.down_proj.weight") continue;
+    found = true;
+    EXPECT_EQ(kind.at("n").as_integer(), 2);
+    EXPECT_EQ(kind.at("type").as_string(), "W4_ASYM group 32 scales BF16");
+    EXPECT_EQ(kind.at("bits_per_weight").as_number(), 4.625);  // 4 + (16 + 4)/32
+  }
+  EXPECT_TRUE(found);
+}
+
+TEST_F(ModelCommands, InspectHashesEveryTensorAndFile) {
+  const Json summary = json_of({"inspect", llama_tiny_, "--hashes"});
+
+  EXPECT_EQ(summary.at("tensors").as_array().size(), 29u);
+  for (const Json& file : summary.at("files").as_array()) {
+    EXPECT_EQ(file.at("sha256").as_string(),
+              sha256_of_file(llama_tiny_ + "/" + file.at("name").as_string()));
+  }
+}
+
+TEST_F(ModelCommands, InspectCheckFindsAValueThatIsNotFinite) {
+  TinyModel model = make_tiny_model();
+  const uint16_t infinity = 0x7f80;
+  std::memcpy(model.tensor("model.layers.1.mlp.up_proj.weight").bytes.data() + 2 * 64 * 5,
+              &infinity, 2);
+  const std::string path = model.write(folder_.file("model"));
+
+  EXPECT_EQ(run({"inspect", path}).exit_code, 0);
+  const RunResult result = run({"inspect", path, "--check"});
+
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("model.layers.1.mlp.up_proj.weight"), HasSubstr("row 5"),
+                                HasSubstr("column 0 is inf")));
+}
+
+TEST_F(ModelCommands, InspectListsAModelThatIsNotSupported) {
+  TinyModel model = make_tiny_model();
+  model.config.set("model_type", "mamba");
+
+  const RunResult result = run({"inspect", model.write(folder_.file("model"))});
+
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("model.layers.*.mlp.down_proj.weight"),
+                                HasSubstr("Not supported"), HasSubstr("mamba")));
+}
+
+TEST_F(ModelCommands, InspectReadsGgufAndSafetensorsFiles) {
+  const std::string path = folder_.file("model.gguf");
+  run({"convert", llama_tiny_, "--out", path});
+
+  const Json gguf = json_of({"inspect", path});
+  EXPECT_EQ(gguf.at("kind").as_string(), "GGUF");
+  EXPECT_EQ(gguf.at("metadata").at("general.architecture").as_string(), "llama");
+  EXPECT_EQ(gguf.at("tokenizer").at("vocab_size").as_integer(), 8192);
+
+  const Json file = json_of({"inspect", llama_tiny_ + "/model.safetensors"});
+  EXPECT_EQ(file.at("kind").as_string(), "safetensors file");
+}
+
+TEST(TextTable, AlignsColumnsByCharacters) {
+  TextTable table({"name", "n"}, {TextTable::Align::kLeft, TextTable::Align::kRight});
+  table.add({"Ġthe", "7"});
+  table.add({"a", "123"});
+
+  EXPECT_EQ(table.text(1), " name    n\n Ġthe    7\n a     123\n");
+}
+
+TEST(Units, GroupDigitsByThousands) {
+  EXPECT_EQ(grouped_digits(0), "0");
+  EXPECT_EQ(grouped_digits(999), "999");
+  EXPECT_EQ(grouped_digits(1000), "1,000");
+  EXPECT_EQ(grouped_digits(-1234567), "-1,234,567");
+}
+
+}  // namespace
+}  // namespace assay::cli
