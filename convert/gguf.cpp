@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
-#include <set>
 
 #include "convert/core/error.h"
 #include "convert/core/json.h"
@@ -52,6 +51,7 @@ struct TensorInfo {
   const GgufTypeRow* type = nullptr;
   uint64_t offset = 0;  // bytes, relative to the data
   uint64_t bytes = 0;
+  uint64_t place = 0;  // of the entry in the file, for messages
 };
 
 // One mapped file, a part of a model or all of it. Everything is judged here, before any of it is
@@ -252,6 +252,7 @@ class PartReader {
   void read_tensor_info() {
     const uint64_t at = reader_.offset();
     TensorInfo tensor;
+    tensor.place = at;
     tensor.name = read_string("a tensor name", kMaxTensorNameBytes);
     if (tensor.name.empty() || tensor.name.find('\0') != std::string::npos) {
       fail("the tensor at byte " + std::to_string(at) + " has an empty name or a zero byte in it");
@@ -308,9 +309,13 @@ class PartReader {
 
   // Tensors lie in the order of their entries, each padded to the alignment, and fill the file.
   void check_layout() {
-    std::set<std::string_view> names;
+    std::map<std::string_view, uint64_t> places;
     for (const TensorInfo& tensor : tensors_) {
-      if (!names.insert(tensor.name).second) fail_tensor(tensor.name, "occurs twice in this file");
+      const auto [first, is_new] = places.emplace(tensor.name, tensor.place);
+      if (!is_new) {
+        fail_tensor(tensor.name, "has two entries, at bytes " + std::to_string(first->second) +
+                                     " and " + std::to_string(tensor.place));
+      }
     }
     data_start_ = aligned(reader_.offset());
     if (tensors_.empty()) {
@@ -324,8 +329,11 @@ class PartReader {
     uint64_t expected = 0;
     for (const TensorInfo& tensor : tensors_) {
       if (tensor.offset != expected) {
-        fail_tensor(tensor.name, "offset " + std::to_string(tensor.offset) + ", expected " +
-                                     std::to_string(expected));
+        fail_tensor(tensor.name, std::string(tensor.type->name) + " data of " +
+                                     std::to_string(tensor.bytes) + " bytes at offset " +
+                                     std::to_string(tensor.offset) + ", expected offset " +
+                                     std::to_string(expected) + " (the file has " +
+                                     std::to_string(bytes_.size()) + " bytes)");
       }
       const uint64_t end =
           aligned(checked_add(expected, tensor.bytes, path_ + ": size of the tensors"));
@@ -452,6 +460,7 @@ GgufFile GgufFile::open(const std::string& path) {
   GgufFile file;
   file.path_ = path;
   std::vector<std::string> paths{path};
+  std::vector<size_t> parts;  // of each tensor, index into paths
   int64_t n_parts = 1;
   for (size_t i = 0; i < paths.size(); ++i) {
     file.files_.push_back(MappedFile::open(paths[i]));
@@ -473,10 +482,12 @@ GgufFile GgufFile::open(const std::string& path) {
       check_part(paths[i], part.metadata(), file.metadata_, static_cast<int64_t>(i), n_parts);
     }
     for (const TensorInfo& tensor : part.tensors()) {
-      if (!file.by_name_.emplace(tensor.name, file.tensors_.size()).second) {
-        throw FormatError(paths[i] + ": tensor " + in_quotes(tensor.name) +
-                          " occurs also in an earlier part");
+      const auto [first, is_new] = file.by_name_.emplace(tensor.name, file.tensors_.size());
+      if (!is_new) {
+        throw FormatError("tensor " + in_quotes(tensor.name) + " lies in two files, " +
+                          paths[parts[first->second]] + " and " + paths[i]);
       }
+      parts.push_back(i);
       const WeightFormat* format = find_gguf_format(tensor.type->id);
       if (format == nullptr) {
         throw UnsupportedError(paths[i] + ": tensor " + in_quotes(tensor.name) + ": type " +

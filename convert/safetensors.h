@@ -34,6 +34,8 @@ class SafetensorsFile {
   /// nullptr if there is none of that name.
   const SafetensorsEntry* find(std::string_view name) const;
   const std::vector<std::pair<std::string, std::string>>& metadata() const { return metadata_; }
+  /// See MappedFile::release_pages().
+  void release_pages() const { file_.release_pages(); }
 
  private:
   explicit SafetensorsFile(MappedFile file) : file_(std::move(file)) {}
@@ -54,6 +56,10 @@ class SafetensorsModel {
   const SafetensorsEntry* find(std::string_view name) const;
   /// All names, sorted.
   std::vector<std::string> names() const;
+  /// See MappedFile::release_pages().
+  void release_pages() const {
+    for (const SafetensorsFile& shard : shards_) shard.release_pages();
+  }
 
  private:
   std::vector<SafetensorsFile> shards_;
@@ -94,5 +100,8 @@ WrittenFile write_safetensors(const std::string& path, std::vector<TensorSource>
 std::vector<WrittenFile> write_safetensors_model(const std::string& folder,
                                                  std::vector<TensorSource> tensors,
                                                  uint64_t max_shard_bytes);
+/// What write_safetensors_model would write, with empty hashes; `write` of the tensors may be null.
+std::vector<WrittenFile> plan_safetensors_model(std::vector<TensorSource> tensors,
+                                                uint64_t max_shard_bytes);
 
 }  // namespace assay

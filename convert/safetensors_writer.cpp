@@ -150,9 +150,18 @@ WrittenFile write_safetensors(const std::string& path, std::vector<TensorSource>
   return written;
 }
 
-std::vector<WrittenFile> write_safetensors_model(const std::string& folder,
-                                                 std::vector<TensorSource> tensors,
-                                                 uint64_t max_shard_bytes) {
+namespace {
+
+constexpr const char* kIndexName = "model.safetensors.index.json";
+
+// Which tensors go into which file; the text of the index, empty for a single file.
+struct ModelPlan {
+  std::vector<std::pair<std::string, std::vector<TensorSource>>> shards;
+  std::string index;
+};
+
+ModelPlan plan_model(const std::string& folder, std::vector<TensorSource> tensors,
+                     uint64_t max_shard_bytes) {
   if (max_shard_bytes == 0) throw UsageError("the size of a shard must be above 0");
   check_names(folder, tensors);
   std::sort(tensors.begin(), tensors.end(),
@@ -161,27 +170,57 @@ std::vector<WrittenFile> write_safetensors_model(const std::string& folder,
   for (const TensorSource& tensor : tensors) {
     total_bytes = checked_add(total_bytes, bytes_of(tensor), "size of the model");
   }
-  std::vector<WrittenFile> written;
+  ModelPlan plan;
   if (total_bytes <= max_shard_bytes) {
-    written.push_back(write_safetensors(folder + "/model.safetensors", std::move(tensors)));
-    return written;
+    plan.shards.emplace_back("model.safetensors", std::move(tensors));
+    return plan;
   }
-
   Shards shards = deal(std::move(tensors), max_shard_bytes);
   Json::Object weight_map;
   for (size_t i = 0; i < shards.size(); ++i) {
     const std::string name = shard_name(i, shards.size());
     for (const TensorSource& tensor : shards[i]) weight_map.emplace_back(tensor.name, name);
-    written.push_back(write_safetensors(folder + "/" + name, std::move(shards[i])));
+    plan.shards.emplace_back(name, std::move(shards[i]));
   }
   Json index = Json::object();
   index.set("metadata", Json::object().set("total_size", total_bytes))
       .set("weight_map", std::move(weight_map));
-  const std::string text = index.dump(2) + "\n";
-  HashedFile file(folder + "/model.safetensors.index.json");
-  file.write(text);
-  written.push_back({"model.safetensors.index.json", text.size(), file.commit(), {}});
+  plan.index = index.dump(2) + "\n";
+  return plan;
+}
+
+}  // namespace
+
+std::vector<WrittenFile> write_safetensors_model(const std::string& folder,
+                                                 std::vector<TensorSource> tensors,
+                                                 uint64_t max_shard_bytes) {
+  ModelPlan plan = plan_model(folder, std::move(tensors), max_shard_bytes);
+  std::vector<WrittenFile> written;
+  for (auto& [name, shard] : plan.shards) {
+    written.push_back(write_safetensors(folder + "/" + name, std::move(shard)));
+  }
+  if (plan.index.empty()) return written;
+  HashedFile file(folder + "/" + kIndexName);
+  file.write(plan.index);
+  written.push_back({kIndexName, plan.index.size(), file.commit(), {}});
   return written;
+}
+
+std::vector<WrittenFile> plan_safetensors_model(std::vector<TensorSource> tensors,
+                                                uint64_t max_shard_bytes) {
+  ModelPlan plan = plan_model("model", std::move(tensors), max_shard_bytes);
+  std::vector<WrittenFile> files;
+  for (auto& [name, shard] : plan.shards) {
+    std::sort(shard.begin(), shard.end(), canonical_order);
+    WrittenFile file{name, 8 + header_of(name, shard).size(), {}, {}};
+    for (const TensorSource& tensor : shard) {
+      file.bytes += bytes_of(tensor);
+      file.tensor_sha256.emplace_back(tensor.name, "");
+    }
+    files.push_back(std::move(file));
+  }
+  if (!plan.index.empty()) files.push_back({kIndexName, plan.index.size(), {}, {}});
+  return files;
 }
 
 }  // namespace assay

@@ -1,6 +1,7 @@
 #include "convert/tokenizer.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <set>
@@ -33,7 +34,10 @@ class WorkspacePool {
   class Lease {
    public:
     explicit Lease(WorkspacePool& pool) : pool_(pool), workspace_(pool.take()) {}
-    ~Lease() { pool_.give(std::move(workspace_)); }
+    ~Lease() {
+      // What an exception left half done is thrown away.
+      if (std::uncaught_exceptions() == exceptions_) pool_.give(std::move(workspace_));
+    }
     Lease(const Lease&) = delete;
     Lease& operator=(const Lease&) = delete;
     Workspace& operator*() { return *workspace_; }
@@ -41,6 +45,7 @@ class WorkspacePool {
    private:
     WorkspacePool& pool_;
     std::unique_ptr<Workspace> workspace_;
+    int exceptions_ = std::uncaught_exceptions();
   };
 
  private:
@@ -57,7 +62,7 @@ class WorkspacePool {
   }
   void give(std::unique_ptr<Workspace> workspace) {
     // Long words leave large buffers behind; those are not worth keeping.
-    if (workspace->bpe.heap.capacity() > size_t{1} << 16) workspace->bpe = {};
+    if (workspace->bpe.symbols.capacity() > size_t{1} << 16) workspace->bpe = {};
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(workspace));
   }

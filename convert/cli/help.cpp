@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kTermIndent = 2;
 constexpr int kMostTermColumns = 26;  // longer terms have their help on the next line
-constexpr std::string_view kGlobalGroup = "Global";
 
 /// Columns that UTF-8 text takes: bytes that do not continue a character.
 size_t n_columns(std::string_view text) {
@@ -39,13 +38,11 @@ std::string rows_text(const std::vector<Row>& rows, int width) {
   for (const Row& row : rows) {
     const std::string help = wrapped(row.help, help_indent, width);
     std::string line = std::string(kTermIndent, ' ') + row.term;
-    if (help.empty()) {
-      result += line + "\n";
-    } else if (n_columns(row.term) > term_columns) {
-      result += line + "\n" + help;
+    if (help.empty() || n_columns(row.term) > term_columns) {
+      result.append(line).append("\n").append(help);
     } else {
       line.append(static_cast<size_t>(help_indent) - n_columns(line), ' ');
-      result += line + help.substr(static_cast<size_t>(help_indent));
+      result.append(line).append(help, static_cast<size_t>(help_indent));
     }
   }
   return result;

@@ -101,7 +101,7 @@ class TreeBuilder : public YAML::EventHandler {
     if (level.node.kind == YamlNode::Kind::kSequence) {
       level.node.items.push_back(std::move(node));
     } else if (level.has_key) {
-      level.node.members.emplace_back(std::move(level.key), std::move(node));
+      level.node.members.push_back({std::move(level.key), std::move(node)});
       level.has_key = false;
     } else {
       check_key(level.node, node);
@@ -119,10 +119,10 @@ class TreeBuilder : public YAML::EventHandler {
     if (key.text == "<<" && !key.quoted) {
       throw UsageError(place + ": found a merge key (<<); write the values out");
     }
-    for (const auto& [before, value] : mapping.members) {
-      if (before.text == normalized_key(key.text)) {
+    for (const YamlMember& before : mapping.members) {
+      if (before.key.text == normalized_key(key.text)) {
         throw UsageError(fmt::format("{}: the key \"{}\" stands a second time, first at {}", place,
-                                     key.text, before.place(source_)));
+                                     key.text, before.key.place(source_)));
       }
     }
   }

@@ -22,6 +22,9 @@ class MappedFile {
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   uint64_t size() const { return size_; }
+  /// Takes the pages that were read out of this process's memory; they come back from the file when
+  /// they are read again. For those who go through a large file once.
+  void release_pages() const;
 
  private:
   MappedFile() = default;

@@ -103,6 +103,7 @@ void AddedTokenSplitter::split(std::string_view text, bool parse_special, Sink s
     size_t begin = match->begin, end = match->end;
     if (token.lstrip) begin = std::max(spaces_before(text, begin, 0), done);
     if (token.rstrip) end = spaces_after(text, end);
+    if (begin >= end) continue;  // the token before took all of it in
     if (done < begin) sink(done, begin, nullptr);
     sink(begin, end, &token);
     done = end;

@@ -13,6 +13,8 @@ namespace {
 
 /// Up to this many symbols the lowest rank is found by looking at all of them.
 constexpr size_t kShortWord = 48;
+/// From this many on, the merges of one rank are done together.
+constexpr size_t kVeryLongWord = 1024;
 constexpr uint32_t kNone = 0xFFFFFFFFu;  // no neighbour
 
 }  // namespace
@@ -63,6 +65,7 @@ Bpe::Bpe(Vocabulary vocabulary, std::vector<std::pair<int32_t, int32_t>> merges,
     }
     table_.set(left, right, {static_cast<uint32_t>(rank), *id});
   }
+  ranks_only_rise_ = ranks_only_rise();
   if (options_.unk_token) unk_id_ = vocabulary_.find(*options_.unk_token);
   constexpr char kHex[] = "0123456789ABCDEF";
   all_bytes_known_ = true;
@@ -187,49 +190,129 @@ void Bpe::merge_short(Scratch& scratch) const {
   scratch.ids.resize(n);
 }
 
-/// A heap of (rank, position) over a linked list, so that a word of any length takes n log n steps.
 void Bpe::merge_long(Scratch& scratch) const {
   std::vector<int32_t>& ids = scratch.ids;
+  std::vector<Symbol>& symbols = scratch.symbols;
   const size_t n = ids.size();
   if (n >= kNone) {
     throw UnsupportedError(source_ + ": a word of " + std::to_string(n) +
                            " bytes; words of 4 GiB or more are not implemented");
   }
-  std::vector<uint32_t>&next = scratch.next, &previous = scratch.previous, &ranks = scratch.ranks;
-  std::vector<uint64_t>& heap = scratch.heap;  // rank << 32 | position, smallest on top
-  next.resize(n);
-  previous.resize(n);
-  ranks.assign(n, MergeTable::kNoMerge);  // of the merge with the next symbol; stale entries differ
-  heap.clear();
+  symbols.resize(n);
   for (uint32_t i = 0; i < n; ++i) {
-    next[i] = i + 1 < n ? i + 1 : kNone;
-    previous[i] = i > 0 ? i - 1 : kNone;
-    if (i + 1 < n) ranks[i] = table_.find(ids[i], ids[i + 1]).rank;
-    if (ranks[i] != MergeTable::kNoMerge) heap.push_back(uint64_t{ranks[i]} << 32 | i);
+    const bool last = i + 1 == n;
+    symbols[i] = {ids[i], last ? MergeTable::kNoMerge : table_.find(ids[i], ids[i + 1]).rank,
+                  last ? kNone : i + 1, i == 0 ? kNone : i - 1};
+  }
+  if (ranks_only_rise_ && n > kVeryLongWord) {
+    merge_by_bucket(scratch);
+  } else {
+    merge_by_heap(scratch);
+  }
+  ids.clear();
+  for (uint32_t at = 0; at != kNone; at = symbols[at].next) ids.push_back(symbols[at].id);
+}
+
+namespace {
+
+/// Joins the symbol at `at` with the next one and calls add(position) for each of the two merges
+/// that are new.
+template <class Add>
+void join(const MergeTable& table, std::vector<Bpe::Symbol>& symbols, uint32_t at, const Add& add) {
+  Bpe::Symbol& symbol = symbols[at];
+  Bpe::Symbol& right = symbols[symbol.next];
+  symbol.id = table.find(symbol.id, right.id).id;
+  right.rank = MergeTable::kNoMerge;
+  symbol.next = right.next;
+  symbol.rank = MergeTable::kNoMerge;
+  if (symbol.next != kNone) {
+    symbols[symbol.next].previous = at;
+    symbol.rank = table.find(symbol.id, symbols[symbol.next].id).rank;
+    if (symbol.rank != MergeTable::kNoMerge) add(at, symbol.rank);
+  }
+  if (symbol.previous != kNone) {
+    Bpe::Symbol& left = symbols[symbol.previous];
+    left.rank = table.find(left.id, symbol.id).rank;
+    if (left.rank != MergeTable::kNoMerge) add(symbol.previous, left.rank);
+  }
+}
+
+}  // namespace
+
+/// The next merge comes from a heap of rank << 32 | position: n log n steps for any merges.
+void Bpe::merge_by_heap(Scratch& scratch) const {
+  std::vector<Symbol>& symbols = scratch.symbols;
+  std::vector<uint64_t>& heap = scratch.heap;
+  heap.clear();
+  for (uint32_t i = 0; i < symbols.size(); ++i) {
+    if (symbols[i].rank != MergeTable::kNoMerge)
+      heap.push_back(uint64_t{symbols[i].rank} << 32 | i);
   }
   std::make_heap(heap.begin(), heap.end(), std::greater<>());
-  const auto renew = [&](uint32_t at) {
-    ranks[at] = next[at] == kNone ? MergeTable::kNoMerge : table_.find(ids[at], ids[next[at]]).rank;
-    if (ranks[at] == MergeTable::kNoMerge) return;
-    heap.push_back(uint64_t{ranks[at]} << 32 | at);
-    std::push_heap(heap.begin(), heap.end(), std::greater<>());
-  };
   while (!heap.empty()) {
     std::pop_heap(heap.begin(), heap.end(), std::greater<>());
-    const uint32_t rank = static_cast<uint32_t>(heap.back() >> 32);
-    const uint32_t at = static_cast<uint32_t>(heap.back() & 0xFFFFFFFFu);
+    const auto rank = static_cast<uint32_t>(heap.back() >> 32);
+    const auto at = static_cast<uint32_t>(heap.back() & 0xFFFFFFFFu);
     heap.pop_back();
-    if (ranks[at] != rank) continue;
-    const uint32_t right = next[at];
-    ids[at] = table_.find(ids[at], ids[right]).id;
-    ids[right] = -1;
-    ranks[right] = MergeTable::kNoMerge;
-    next[at] = next[right];
-    if (next[at] != kNone) previous[next[at]] = at;
-    renew(at);
-    if (previous[at] != kNone) renew(previous[at]);
+    if (symbols[at].rank != rank) continue;  // changed since
+    join(table_, symbols, at, [&](uint32_t position, uint32_t new_rank) {
+      heap.push_back(uint64_t{new_rank} << 32 | position);
+      std::push_heap(heap.begin(), heap.end(), std::greater<>());
+    });
   }
-  std::erase(ids, -1);
+}
+
+/// Where a merge never makes one of lower rank possible, all merges of one rank can be done in one
+/// pass over their positions: a linear number of steps, and memory is read in order.
+void Bpe::merge_by_bucket(Scratch& scratch) const {
+  std::vector<Symbol>& symbols = scratch.symbols;
+  std::vector<std::vector<uint32_t>>& buckets = scratch.buckets;
+  std::vector<uint32_t>& open = scratch.open_ranks;  // heap of the ranks whose bucket is not empty
+  buckets.resize(merges_.size());
+  open.clear();
+  const auto add = [&](uint32_t at, uint32_t rank) {
+    if (buckets[rank].empty()) {
+      open.push_back(rank);
+      std::push_heap(open.begin(), open.end(), std::greater<>());
+    }
+    buckets[rank].push_back(at);
+  };
+  for (uint32_t i = 0; i < symbols.size(); ++i) {
+    if (symbols[i].rank != MergeTable::kNoMerge) add(i, symbols[i].rank);
+  }
+  while (!open.empty()) {
+    std::pop_heap(open.begin(), open.end(), std::greater<>());
+    const uint32_t rank = open.back();
+    open.pop_back();
+    std::vector<uint32_t> positions = std::move(buckets[rank]);
+    buckets[rank].clear();
+    // Each earlier rank has added its positions in order; there are few of them.
+    if (!std::is_sorted(positions.begin(), positions.end())) {
+      std::sort(positions.begin(), positions.end());
+    }
+    for (const uint32_t at : positions) {
+      if (symbols[at].rank == rank) join(table_, symbols, at, add);
+    }
+  }
+}
+
+/// Whether every merge has a higher rank than all merges that make one of its two tokens.
+bool Bpe::ranks_only_rise() const {
+  std::vector<uint32_t> highest(static_cast<size_t>(vocabulary_.id_end()));  // rank + 1
+  for (uint32_t rank = 0; rank < merges_.size(); ++rank) {
+    const auto [left, right] = merges_[rank];
+    const MergeTable::Merge merge = table_.find(left, right);
+    highest[static_cast<size_t>(merge.id)] =
+        std::max(highest[static_cast<size_t>(merge.id)], merge.rank + 1);
+  }
+  for (uint32_t rank = 0; rank < merges_.size(); ++rank) {
+    const auto [left, right] = merges_[rank];
+    const uint32_t own = table_.find(left, right).rank + 1;
+    if (highest[static_cast<size_t>(left)] >= own || highest[static_cast<size_t>(right)] >= own) {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace assay::tokenization

@@ -66,11 +66,19 @@ class MergeTable {
 /// applied, leftmost first, until none is left. Immutable after construction.
 class Bpe {
  public:
+  /// A symbol of a long word, in a list.
+  struct Symbol {
+    int32_t id;
+    uint32_t rank;            // of the merge with the next symbol
+    uint32_t next, previous;  // positions in the word
+  };
   /// Memory for encode(); one per thread, kept between words.
   struct Scratch {
     std::vector<int32_t> ids;
-    std::vector<uint32_t> ranks, next, previous;
+    std::vector<Symbol> symbols;
     std::vector<uint64_t> heap;
+    std::vector<uint32_t> open_ranks;
+    std::vector<std::vector<uint32_t>> buckets;  // by rank: positions; all empty between words
     std::string spelling;
   };
 
@@ -108,12 +116,16 @@ class Bpe {
   bool fall_back_to_bytes(std::string_view spelling, std::vector<int32_t>& ids) const;
   void merge_short(Scratch& scratch) const;
   void merge_long(Scratch& scratch) const;
+  void merge_by_heap(Scratch& scratch) const;
+  void merge_by_bucket(Scratch& scratch) const;
+  bool ranks_only_rise() const;
 
   Vocabulary vocabulary_;
   std::vector<std::pair<int32_t, int32_t>> merges_;
   BpeOptions options_;
   std::string source_;
   MergeTable table_;
+  bool ranks_only_rise_ = false;
   std::optional<Vocabulary> words_;      // byte level and ignore_merges: tokens as bytes
   std::array<int32_t, 256> byte_ids_{};  // byte level: token of each byte
   bool all_bytes_known_ = false;

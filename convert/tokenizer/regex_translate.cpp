@@ -275,7 +275,10 @@ class Translator {
       fail("a property of case, without regard to case,");
       return false;
     }
-    replace(close + 1 - at_, fmt::format("\\{}{{{}}}", negated ? 'P' : 'p', name));
+    // A script is the property Script; by itself PCRE2 would take Script_Extensions.
+    const bool script = name.size() > 2;
+    replace(close + 1 - at_,
+            fmt::format("\\{}{{{}{}}}", negated ? 'P' : 'p', script ? "sc:" : "", name));
     return true;
   }
 

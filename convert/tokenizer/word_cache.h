@@ -23,7 +23,9 @@ class WordCache {
   /// word.size() <= kMaxBytes.
   static Key key_of(std::string_view word) {
     Key key;
-    std::memcpy(key.words.data(), word.data(), word.size());
+    for (size_t i = 0; i * 8 < word.size(); ++i) {
+      key.words[i] = load(word.data() + i * 8, word.size() - i * 8);
+    }
     key.words[2] |= uint64_t{word.size()} << 56;
     uint64_t hash = key.words[0] * 0x9E3779B97F4A7C15u;
     hash = (hash ^ hash >> 32 ^ key.words[1]) * 0xC2B2AE3D27D4EB4Fu;
@@ -35,7 +37,10 @@ class WordCache {
   /// The ids, or an empty span if the word is not here.
   std::span<const int32_t> find(const Key& key) const {
     const Slot& slot = slots_[key.slot];
-    if (slot.words != key.words) return {};
+    if (((slot.words[0] ^ key.words[0]) | (slot.words[1] ^ key.words[1]) |
+         (slot.words[2] ^ key.words[2])) != 0) {
+      return {};
+    }
     return {slot.ids.data(), slot.n_ids};
   }
 
@@ -49,7 +54,20 @@ class WordCache {
   }
 
  private:
-  static constexpr int kSlotBits = 14;
+  /// The first min(n, 8) bytes, zero-padded, without a call of memcpy. n > 0.
+  static uint64_t load(const char* at, size_t n) {
+    const auto load_4 = [](const char* p) {
+      uint32_t word;
+      std::memcpy(&word, p, 4);
+      return uint64_t{word};
+    };
+    if (n >= 8) return load_4(at) | load_4(at + 4) << 32;
+    if (n >= 4) return load_4(at) | load_4(at + n - 4) << (8 * (n - 4));
+    const auto byte = [at](size_t i) { return uint64_t{static_cast<uint8_t>(at[i])} << (8 * i); };
+    return byte(0) | byte(n / 2) | byte(n - 1);
+  }
+
+  static constexpr int kSlotBits = 15;
   struct alignas(64) Slot {
     std::array<uint64_t, 3> words{};  // no word has length 0, so zeros match nothing
     uint32_t n_ids = 0;

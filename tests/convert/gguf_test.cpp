@@ -168,7 +168,7 @@ TEST(GgufReader, Case_B05_RejectsDuplicateTensorsAndKeysWithBothPlaces) {
   const std::string tensors =
       padded(header(2, 0) + info("t", {4}, kF32, 0) + info("t", {4}, kF32, 32)) + zeros(64);
   EXPECT_EQ(tensors.size(), 160u);
-  expect_refused(tensors, "tensor \"t\": occurs twice");
+  expect_refused(tensors, "tensor \"t\": has two entries, at bytes 24 and 57");
   const std::string key = text("a.b") + raw(uint32_t{0}) + "x";
   expect_refused(header(0, 2) + key + key,
                  "the key \"a.b\" at byte 40 occurs twice, first at byte 24");
@@ -221,7 +221,8 @@ TEST(GgufReader, Case_B11_ChecksOffsetsAgainstTheFile) {
   };
   EXPECT_EQ(header(1, 0).size() + info("t", {4}, kF32, 0).size(), 57u);
   for (const uint64_t offset : {uint64_t{1} << 40, UINT64_MAX - 31, uint64_t{4}, uint64_t{32}}) {
-    expect_refused(file(offset), "\"t\": offset " + std::to_string(offset) + ", expected 0");
+    expect_refused(file(offset), "\"t\": F32 data of 16 bytes at offset " + std::to_string(offset) +
+                                     ", expected offset 0 (the file has 96 bytes)");
   }
   const std::string good = file(0);
   expect_refused(
@@ -230,7 +231,7 @@ TEST(GgufReader, Case_B11_ChecksOffsetsAgainstTheFile) {
       "the file has 31; the download is incomplete");
   expect_refused(
       padded(header(2, 0) + info("t", {4}, kF32, 0) + info("u", {4}, kF32, 16)) + zeros(64),
-      "\"u\": offset 16, expected 32");
+      "\"u\": F32 data of 16 bytes at offset 16, expected offset 32");
 }
 
 TEST(GgufReader, RejectsMetadataThatBreaksTheFormat) {
@@ -404,7 +405,7 @@ TEST_F(SplitGguf, RefusesPartsThatDoNotBelongTogether) {
   write(2, part_metadata(1, 3, 2), "b");
   expect_refused("says it is part 1 of 3");
   write(2, part_metadata(1, 2, 2), "a");
-  expect_refused("\"a\" occurs also in an earlier part");
+  expect_refused("tensor \"a\" lies in two files, " + path(1) + " and " + path(2));
   GgufMetadata other = part_metadata(1, 2, 2);
   other.set("general.architecture", "gemma");
   write(2, other, "b");

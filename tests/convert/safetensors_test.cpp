@@ -351,6 +351,8 @@ TEST_F(ShardedModel, Case_B06_RefusesFileNamesThatLeaveTheFolder) {
   write(100);
   const TemporaryDirectory outside;
   std::filesystem::copy(folder_.file("model-00004-of-00004.safetensors"), outside.file("x"));
+  // Damaged, so that opening any file before all names are judged would be noticed.
+  folder_.write("model-00001-of-00004.safetensors", "damaged");
   for (const std::string& name :
        {"../" + std::filesystem::path(outside.path()).filename().string() + "/x", outside.file("x"),
         std::string("a\\b"), std::string("a\0b", 3), std::string(".."), std::string()}) {

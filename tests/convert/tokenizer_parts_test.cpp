@@ -327,6 +327,8 @@ TEST(RegexPattern, MatchesLikeTheReference) {
   // A letter of Unicode 16, which older tables do not know.
   EXPECT_THAT(matches(R"(\p{L}+)", "\U00010D50\u1C8A"), ElementsAre("\U00010D50\u1C8A"));
   EXPECT_THAT(matches(R"(\p{Han}+)", "\U00031350"), ElementsAre("\U00031350"));
+  // The script of U+309C is Common, though kana use it.
+  EXPECT_THAT(matches(R"(\p{Katakana}+)", "\u30A2\u309C"), ElementsAre("\u30A2"));
 }
 
 TEST(RegexPattern, StopsPatternsThatExplode) {

@@ -145,9 +145,9 @@ TEST(Tokenizer, MergesOfAnyOrderEqualThePlainAlgorithm) {
     }
     const Tokenizer tokenizer = make_tokenizer(json);
     std::string word;
-    for (int i = 0; i < 200; ++i) word += static_cast<char>('a' + random.below(3));
+    for (int i = 0; i < 1500; ++i) word += static_cast<char>('a' + random.below(3));
 
-    for (const size_t length : {2u, 7u, 47u, 48u, 49u, 200u}) {
+    for (const size_t length : {2u, 7u, 47u, 48u, 49u, 200u, 1024u, 1025u, 1500u}) {
       const std::string part = word.substr(0, length);
       EXPECT_EQ(tokenizer.encode(part), merge_plainly(part, plain)) << seed << " " << part;
     }
@@ -232,6 +232,14 @@ TEST(AddedTokens, LstripAndRstripTakeInWhiteSpace) {
   EXPECT_THAT(tokenizer.encode("a \xC2\xA0\n<l> b"), ElementsAre('a', 300, ' ', 'b'));
   EXPECT_THAT(tokenizer.encode("a <r>  \tb"), ElementsAre('a', ' ', 301, 'b'));
   EXPECT_THAT(tokenizer.encode("<r>  <l>"), ElementsAre(301, 300));
+}
+
+TEST(AddedTokens, InWhiteSpaceThatWasTakenInFollowTheReference) {
+  const Tokenizer tokenizer = tokenizer_with(
+      {added_token(301, "<r>", "r"), added_token(302, "  "), added_token(303, "\n", "l")});
+
+  EXPECT_THAT(tokenizer.encode("<r>\na"), ElementsAre(301, 'a'));  // nothing is left of the newline
+  EXPECT_THAT(tokenizer.encode("<r>   a"), ElementsAre(301, 302, ' ', 'a'));
 }
 
 TEST(AddedTokens, NormalizedTokensMatchTheNormalizedText) {
