@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -196,11 +197,26 @@ float store_scale(float scale, const QuantizeOptions& options) {
     case DType::kBF16:
       return bf16_to_f32(f32_to_bf16(scale));
     case DType::kF16:
+      if (options.scales_fit_bf16) scale = bf16_to_f32(f32_to_bf16(scale));
       return f16_to_f32(f32_to_f16(scale));
     default:
       ASSAY_CHECK(options.scale_dtype == DType::kF32);
       return scale;
   }
+}
+
+std::vector<std::byte> narrow_scales(std::span<const float> scales, DType dtype) {
+  if (dtype == DType::kF32) {
+    const auto bytes = std::as_bytes(scales);
+    return {bytes.begin(), bytes.end()};
+  }
+  std::vector<std::byte> out(scales.size() * sizeof(uint16_t));
+  for (size_t i = 0; i < scales.size(); ++i) {
+    const uint16_t bits = dtype == DType::kF16 ? f32_to_f16(scales[i]) : f32_to_bf16(scales[i]);
+    ASSAY_CHECK((dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits)) == scales[i]);
+    std::memcpy(out.data() + i * sizeof(bits), &bits, sizeof(bits));
+  }
+  return out;
 }
 
 Grid min_max_grid(const LayerProblem& problem, const QuantizeOptions& options) {

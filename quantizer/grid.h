@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -21,6 +22,9 @@ int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options);
 
 /// Rounds a scale to the type in which it is stored, nearest even.
 float store_scale(float scale, const QuantizeOptions& options);
+
+/// The bytes of scales in that type; each must be a value of it.
+std::vector<std::byte> narrow_scales(std::span<const float> scales, DType dtype);
 
 /// One (scale, zero point) per row and group by the range of the weights (arithmetic.md §9, "Scales
 /// and zero points"). Throws NumericError with module, row and group where a scale overflows.

@@ -24,9 +24,12 @@ struct QuantizeOptions {
   int64_t group_size = 128;        // columns per scale; −1: whole row
   bool symmetric = false;
   DType scale_dtype = DType::kBF16;  // type that scales are rounded to, and stored as
+  /// F16 scales that bf16 holds as well: a reader that works in bf16 casts them without a change.
+  bool scales_fit_bf16 = false;
   double damp_percent = 0.01;
   DampBasis damp_basis = DampBasis::kMeanDiagonal;
-  std::vector<double> damp_retries = {};  // tried in order after a failed factorisation; all reported
+  std::vector<double> damp_retries =
+      {};  // tried in order after a failed factorisation; all reported
   ActOrder act_order = ActOrder::kStatic;
   ScaleSearch scale_search = ScaleSearch::kHessianGrid;
   int64_t solve_block_size = 128;  // columns per lazy block; changes speed only

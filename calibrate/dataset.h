@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace assay {
+
+class Tokenizer;
+
+/// Calibration tokens: windows of one length, as the model is fed with them.
+struct TokenWindows {
+  int64_t n_windows = 0;
+  int64_t window_length = 0;
+  std::vector<int32_t> ids;       // (n_windows, window_length)
+  std::optional<int32_t> bos_id;  // put at the head of each window when it was cut
+
+  std::span<const int32_t> window(int64_t index) const {
+    return std::span(ids).subspan(static_cast<size_t>(index * window_length),
+                                  static_cast<size_t>(window_length));
+  }
+  int64_t n_tokens() const { return n_windows * window_length; }
+  /// Of all ids in order, each as a little-endian 64-bit integer.
+  std::string sha256() const;
+};
+
+/// What a data set needs to know of a tokenizer.
+struct TextEncoder {
+  /// Ids of one document with the post-processor (BOS and the like); `parse_special` says whether
+  /// special tokens inside the text are recognised.
+  std::function<std::vector<int32_t>(std::string_view text, bool parse_special)> encode;
+  std::optional<int32_t> bos_id;  // what the post-processor puts in front; empty: nothing
+};
+/// Made only if a file needs it: ids alone need no tokenizer. May throw.
+using EncoderSource = std::function<TextEncoder()>;
+TextEncoder make_text_encoder(std::shared_ptr<const Tokenizer> tokenizer);
+
+struct DatasetOptions {
+  int64_t n_windows = 128;                    // most
+  std::optional<int64_t> window_length = {};  // empty: the file's row length, else 1,024
+  std::optional<int64_t> max_tokens = {};     // over all windows; shortens windows if need be
+};
+
+inline constexpr int64_t kDefaultWindowLength = 1024;
+
+/// Reads calibration data by the file's extension:
+///   .jsonl        one document per line: {"text": …}, {"messages": [{"role", "content"}, …]} or
+///                 {"input_ids": […]}; messages become "role: content" lines (no chat template),
+///                 in which special tokens are not recognised
+///   .npy, .safetensors   ids (tensor `token_ids`, `input_ids` or the only one); a row of the
+///                 wanted length is a window as it stands, rows of another length are documents
+///   anything else  text, one document
+/// Documents are encoded, put one after another and cut into windows without overlap; the first id
+/// of each window is overwritten by BOS where the post-processor puts one in front. What is left
+/// over after the last whole window is not used. Throws FormatError with file and line, UsageError
+/// for options that do not fit.
+TokenWindows load_calibration(const std::string& path, const DatasetOptions& options,
+                              int64_t vocab_size, const EncoderSource& encoder);
+
+/// Writes the windows as they are: `token_ids` (n_windows, window_length) int32 as .safetensors or
+/// .npy, by extension. Reading the file back gives the same windows.
+void write_token_file(const std::string& path, const TokenWindows& windows);
+
+}  // namespace assay

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace assay {
+
+/// Memory that all activation stores of a run share. What does not fit goes to unnamed temporary
+/// files in `spill_folder`, read and written by position, so that they never count as memory of
+/// this process; they vanish with the process.
+class ActivationMemory {
+ public:
+  ActivationMemory(uint64_t limit_bytes, std::string spill_folder)
+      : limit_bytes_(limit_bytes), spill_folder_(std::move(spill_folder)) {}
+  ActivationMemory(const ActivationMemory&) = delete;
+  ActivationMemory& operator=(const ActivationMemory&) = delete;
+
+  uint64_t limit_bytes() const { return limit_bytes_; }
+  uint64_t used_bytes() const { return used_bytes_; }
+  uint64_t spilled_bytes() const { return spilled_bytes_; }      // now in files
+  uint64_t most_spilled_bytes() const { return most_spilled_; }  // at any time
+
+ private:
+  friend class ActivationStore;
+  bool try_reserve(uint64_t bytes);
+  void release(uint64_t bytes) { used_bytes_ -= bytes; }
+  void count_spilled(uint64_t bytes);
+  void uncount_spilled(uint64_t bytes) { spilled_bytes_ -= bytes; }
+
+  uint64_t limit_bytes_;
+  std::string spill_folder_;
+  uint64_t used_bytes_ = 0;
+  uint64_t spilled_bytes_ = 0;
+  uint64_t most_spilled_ = 0;
+};
+
+/// One register's values for all calibration tokens, in batches: fp32, (rows, columns) each.
+class ActivationStore {
+ public:
+  explicit ActivationStore(ActivationMemory& memory, int64_t n_batches);
+  ~ActivationStore();
+  ActivationStore(const ActivationStore&) = delete;
+  ActivationStore& operator=(const ActivationStore&) = delete;
+
+  int64_t n_batches() const { return static_cast<int64_t>(batches_.size()); }
+  uint64_t bytes() const;  // of all batches that are held
+
+  /// Keeps a batch, in memory if it fits, else on disk. Each batch is put once. Throws
+  /// ResourceError or FileError if the disk does not take it.
+  void put(int64_t batch, std::vector<float> values);
+  /// Gives the values out and forgets them.
+  std::vector<float> take(int64_t batch);
+  /// The values, in place or, if they lie on disk, read into `scratch`.
+  std::span<const float> view(int64_t batch, std::vector<float>& scratch) const;
+  void drop(int64_t batch);
+
+ private:
+  struct Batch {
+    std::vector<float> values;  // empty if on disk
+    uint64_t n_values = 0;
+    std::optional<uint64_t> file_offset;
+  };
+  void spill(Batch& batch, std::span<const float> values);
+  void read_spilled(const Batch& batch, std::span<float> out) const;
+
+  ActivationMemory& memory_;
+  std::vector<Batch> batches_;
+  int fd_ = -1;  // temporary file, opened at the first batch that needs it
+  uint64_t file_bytes_ = 0;
+};
+
+}  // namespace assay

@@ -1,0 +1,190 @@
+#include "calibrate/walk.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "convert/core/error.h"
+#include "runtime/math.h"
+
+namespace assay {
+namespace {
+
+std::vector<int> cache_layers_of(const Program& program, const Segment& segment) {
+  std::vector<int> layers;
+  for (int i = segment.begin; i < segment.end; ++i) {
+    const auto* write = std::get_if<KvWriteOp>(&program.ops[static_cast<size_t>(i)].kind);
+    if (write != nullptr) layers.push_back(write->cache_layer);
+  }
+  return layers;
+}
+
+}  // namespace
+
+StreamWalk::StreamWalk(const Program& program, const CpuWeights& weights,
+                       const TokenWindows& windows, const WalkOptions& options,
+                       ActivationMemory& memory)
+    : program_(&program),
+      weights_(&weights),
+      windows_(&windows),
+      options_(options),
+      memory_(&memory),
+      context_(std::make_shared<CpuContext>()) {
+  const int64_t together = std::max<int64_t>(1, options.batch_tokens / windows.window_length);
+  for (int64_t w = 0; w < windows.n_windows; w += together) {
+    batches_.push_back({w, std::min(together, windows.n_windows - w)});
+  }
+  context_->registers.f32.resize(program.registers.size());
+}
+
+int64_t StreamWalk::batch_rows(int64_t batch) const {
+  return batches_[static_cast<size_t>(batch)].n_windows * windows_->window_length;
+}
+
+void StreamWalk::embed() {
+  const int begin = program_->layers.front().begin;
+  const LayerPlan plan =
+      plan_ops(*program_, -1, {0, begin}, [](const MatrixSlot&) { return false; });
+  run_ops(plan.segments.front(), {}, nullptr);
+}
+
+void StreamWalk::run_segment(const LayerPlan& plan, size_t index,
+                             const std::function<void(double)>& progress) {
+  const bool at_stop = index < plan.stops.size();
+  const Register captured = at_stop ? plan.stops[index].input : Register{};
+  if (at_stop) maxima_ = std::make_shared<ChannelMaxima>(plan.stops[index].columns);
+  run_ops(plan.segments[index], captured, progress);
+}
+
+void StreamWalk::run_ops(const Segment& segment, Register captured,
+                         const std::function<void(double)>& progress) {
+  context_->weights = weights_;
+  std::map<int, std::shared_ptr<ActivationStore>> written;
+  for (const Register r : segment.stores) {
+    written[r.index] = std::make_shared<ActivationStore>(*memory_, n_batches());
+  }
+  const bool captured_here = written.contains(captured.index);
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    prepare_batch(segment, b);
+    for (int i = segment.begin; i < segment.end; ++i) {
+      run_op(program_->ops[static_cast<size_t>(i)], *context_);
+    }
+    for (const Register r : segment.stores) {
+      std::vector<float>& values = context_->registers.f32[static_cast<size_t>(r.index)];
+      const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
+      values.resize(static_cast<size_t>(batch_rows(b) * columns));
+      if (r == captured) maxima_->add(values.data(), batch_rows(b));
+      written[r.index]->put(b, std::exchange(values, {}));
+    }
+    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
+  }
+  for (const Register r : segment.drops) stores_.erase(r.index);
+  for (auto& [index, store] : written) stores_[index] = std::move(store);
+  if (captured.index < 0 || captured_here) return;
+  // A vector that an earlier segment made: its maxima are taken from the store.
+  std::vector<float> scratch;
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    maxima_->add(values(captured).view(b, scratch).data(), batch_rows(b));
+  }
+}
+
+void StreamWalk::prepare_batch(const Segment& segment, int64_t index) {
+  const Batch& batch = batches_[static_cast<size_t>(index)];
+  const int64_t length = windows_->window_length;
+  CpuContext& context = *context_;
+  for (const Register r : segment.loads) {
+    const std::shared_ptr<ActivationStore>& store = stores_.at(r.index);
+    std::vector<float>& values = context.registers.f32[static_cast<size_t>(r.index)];
+    const bool dropped =
+        std::find(segment.drops.begin(), segment.drops.end(), r) != segment.drops.end();
+    if (dropped && store.use_count() == 1) {
+      values = store->take(index);
+    } else {
+      std::vector<float> scratch;
+      const std::span<const float> kept = store->view(index, scratch);
+      values.assign(kept.begin(), kept.end());
+    }
+  }
+  prepare_registers(*program_, segment.begin, segment.end, batch_rows(index), context);
+  context.rows.clear();
+  context.token_ids.clear();
+  for (int64_t w = 0; w < batch.n_windows; ++w) {
+    const std::span<const int32_t> ids = windows_->window(batch.first_window + w);
+    for (int64_t t = 0; t < length; ++t) {
+      context.rows.push_back({static_cast<int>(w), t});
+      context.token_ids.push_back(ids[static_cast<size_t>(t)]);
+    }
+  }
+  context.cache = &cache_for(segment, batches_.front().n_windows);
+}
+
+KvCache& StreamWalk::cache_for(const Segment& segment, int64_t n_sequences) {
+  const std::vector<int> layers = cache_layers_of(*program_, segment);
+  if (cache_ == nullptr || layers != cache_layers_) {
+    std::vector<CacheLayerSpec> specs(program_->cache_layers.size());  // no heads: no bytes
+    for (const int layer : layers) {
+      specs[static_cast<size_t>(layer)] = program_->cache_layers[static_cast<size_t>(layer)];
+    }
+    cache_ = std::make_shared<KvCache>(specs, options_.kv_type, static_cast<int>(n_sequences),
+                                       windows_->window_length);
+    cache_layers_ = layers;
+  }
+  return *cache_;
+}
+
+Hessian StreamWalk::captured_hessian(const CaptureStop& stop, const std::string& name,
+                                     const std::function<void(double)>& progress) const {
+  const ActivationStore& store = values(stop.input);
+  std::vector<float> scratch;
+  if (const int64_t channel = maxima_->find_fault(); channel >= 0) {
+    for (int64_t b = 0; b < n_batches(); ++b) {
+      const std::span<const float> x = store.view(b, scratch);
+      for (int64_t row = 0; row < batch_rows(b); ++row) {
+        const float value = x[static_cast<size_t>(row * stop.columns + channel)];
+        if (std::fabs(value) <= 32639.0f * 0x1p100f) continue;
+        const int64_t window =
+            batches_[static_cast<size_t>(b)].first_window + row / windows_->window_length;
+        throw NumericError(name + ": calibration input is " + std::to_string(value) +
+                           " in window " + std::to_string(window) + ", position " +
+                           std::to_string(row % windows_->window_length) + ", channel " +
+                           std::to_string(channel));
+      }
+    }
+  }
+  Gram gram(maxima_->exponents());
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    gram.add(store.view(b, scratch).data(), batch_rows(b));
+    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
+  }
+  return gram.finish();
+}
+
+std::vector<int> StreamWalk::held_registers() const {
+  std::vector<int> out;
+  for (const auto& [index, store] : stores_) out.push_back(index);
+  return out;
+}
+
+void StreamWalk::save(const std::function<void(std::span<const float>)>& sink) const {
+  std::vector<float> scratch;
+  for (const auto& [index, store] : stores_) {
+    for (int64_t b = 0; b < n_batches(); ++b) sink(store->view(b, scratch));
+  }
+}
+
+void StreamWalk::restore(const std::vector<int>& registers,
+                         const std::function<void(std::span<float>)>& source) {
+  stores_.clear();
+  for (const int index : registers) {
+    auto store = std::make_shared<ActivationStore>(*memory_, n_batches());
+    const int64_t columns = program_->registers[static_cast<size_t>(index)].columns;
+    for (int64_t b = 0; b < n_batches(); ++b) {
+      std::vector<float> values(static_cast<size_t>(batch_rows(b) * columns));
+      source(values);
+      store->put(b, std::move(values));
+    }
+    stores_[index] = std::move(store);
+  }
+}
+
+}  // namespace assay

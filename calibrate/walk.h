@@ -1,0 +1,90 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "calibrate/dataset.h"
+#include "calibrate/gram.h"
+#include "calibrate/layer_plan.h"
+#include "calibrate/store.h"
+#include "runtime/cpu_executor.h"
+
+namespace assay {
+
+struct WalkOptions {
+  KvType kv_type = KvType::kF16;
+  int64_t batch_tokens = 1024;  // windows are taken together up to about this many tokens
+};
+
+/// One stream of activations through a program: all calibration windows, op by op, from stop to
+/// stop of a layer plan. Each op runs once per window. A second stream (16-bit weights beside
+/// quantized ones) is a second object with its own weights. Results do not depend on batch_tokens,
+/// on threads or on what was spilled.
+class StreamWalk {
+ public:
+  /// All references must outlive the object. `weights` may change between calls.
+  StreamWalk(const Program& program, const CpuWeights& weights, const TokenWindows& windows,
+             const WalkOptions& options, ActivationMemory& memory);
+
+  /// A second walk from the same place with weights of its own: values are shared until one of the
+  /// two moves on.
+  StreamWalk fork(const CpuWeights& weights) const {
+    StreamWalk other = *this;
+    other.weights_ = &weights;
+    return other;
+  }
+
+  int64_t n_batches() const { return static_cast<int64_t>(batches_.size()); }
+  int64_t batch_rows(int64_t batch) const;
+
+  /// Ops before the first decoder layer: the embedding.
+  void embed();
+  /// Segment `index` of the plan. The captured input of its stop, if it ends at one, can be read
+  /// afterwards. `progress` is called after each batch with the share of this call that is done.
+  void run_segment(const LayerPlan& plan, size_t index,
+                   const std::function<void(double)>& progress = nullptr);
+
+  /// Captured values and their channel maxima, after the segment that ends at the stop.
+  const ActivationStore& values(Register r) const { return *stores_.at(r.index); }
+  const ChannelMaxima& captured_maxima() const { return *maxima_; }
+  /// Gram matrix of the captured input of `stop`. Throws NumericError with `name`, channel and
+  /// window if a value is not finite.
+  Hessian captured_hessian(const CaptureStop& stop, const std::string& name,
+                           const std::function<void(double)>& progress = nullptr) const;
+
+  /// Registers that are held now, ascending: between layers the residual stream (and whatever else
+  /// lives across layers).
+  std::vector<int> held_registers() const;
+  /// Their values, register by register, batch by batch; and back.
+  void save(const std::function<void(std::span<const float>)>& sink) const;
+  /// Asks for the values of these registers in the order in which save() gave them out.
+  void restore(const std::vector<int>& registers,
+               const std::function<void(std::span<float>)>& source);
+
+ private:
+  struct Batch {
+    int64_t first_window = 0;
+    int64_t n_windows = 0;
+  };
+  void run_ops(const Segment& segment, Register captured,
+               const std::function<void(double)>& progress);
+  void prepare_batch(const Segment& segment, int64_t batch);
+  KvCache& cache_for(const Segment& segment, int64_t n_sequences);
+
+  const Program* program_;
+  const CpuWeights* weights_;
+  const TokenWindows* windows_;
+  WalkOptions options_;
+  ActivationMemory* memory_;
+  std::vector<Batch> batches_;
+  std::map<int, std::shared_ptr<ActivationStore>> stores_;  // by register index
+  std::shared_ptr<ChannelMaxima> maxima_;
+  std::shared_ptr<CpuContext> context_;  // registers of one batch
+  std::shared_ptr<KvCache> cache_;
+  std::vector<int> cache_layers_;  // that cache_ has room for
+};
+
+}  // namespace assay

@@ -1,0 +1,243 @@
+#include "quantizer/estimate.h"
+
+#include <algorithm>
+#include <set>
+
+#include "calibrate/gram.h"
+#include "convert/core/parallel.h"
+#include "quantizer/factor.h"
+#include "quantizer/layer_solver.h"
+#include "runtime/cpu_executor.h"
+
+namespace assay {
+namespace {
+
+// Operations per second of one core, in 10^9, measured on a Cascade Lake core with AVX-512 (README,
+// "Speed"). They serve the estimate of time and the progress bar alone.
+struct Rates {
+  double linear = 45e9;     // products of W4 × int16
+  double attention = 6e9;   // fused products of q·k and p·v
+  double elements = 0.4e9;  // register elements written by other ops
+  double gram = 60e9;
+  double factor = 10e9;     // fused fp64
+  double columns = 15e9;    // fused fp32
+  double quadratic = 18e9;  // fused fp64: scale search and losses
+};
+
+uint64_t held_bytes(const Program& program, const std::set<int>& registers, int64_t n_tokens) {
+  uint64_t total = 0;
+  for (const int index : registers) {
+    total += register_bytes(program.registers[static_cast<size_t>(index)], n_tokens);
+  }
+  return total;
+}
+
+// Activations of all tokens held at the worst moment of a layer: values move from store to store
+// batch by batch, so one batch counts twice.
+uint64_t activation_bytes(const Program& program, const LayerPlan& plan, int64_t n_tokens,
+                          int64_t batch_tokens) {
+  std::set<int> held;
+  for (const Register r : live_before(program, plan.segments.front().begin)) held.insert(r.index);
+  uint64_t most = held_bytes(program, held, n_tokens);
+  for (const Segment& segment : plan.segments) {
+    for (const Register r : segment.drops) held.erase(r.index);
+    for (const Register r : segment.stores) held.insert(r.index);
+    uint64_t batch = 0;
+    for (const Register r : segment.loads) {
+      batch += register_bytes(program.registers[static_cast<size_t>(r.index)], batch_tokens);
+    }
+    most = std::max(most, held_bytes(program, held, n_tokens) + batch);
+  }
+  return most;
+}
+
+// Registers that one batch works in.
+uint64_t batch_bytes(const Program& program, const LayerPlan& plan, int64_t batch_tokens) {
+  std::set<int> used;
+  for (const Segment& segment : plan.segments) {
+    for (int i = segment.begin; i < segment.end; ++i) {
+      const Op& op = program.ops[static_cast<size_t>(i)];
+      for (const Register r : reads(op)) used.insert(r.index);
+      for (const Register r : writes(op)) used.insert(r.index);
+    }
+  }
+  return held_bytes(program, used, batch_tokens);
+}
+
+struct LayerMemory {
+  uint64_t activations = 0;
+  uint64_t batch = 0;
+  uint64_t weights = 0;  // packed for the forward pass, and as they go to disk
+  uint64_t hessian = 0;  // Gram sums, then Hessian and factor, then the solver
+};
+
+LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int layer,
+                         int64_t n_tokens, int64_t batch_tokens) {
+  LayerMemory memory;
+  const LayerPlan cut = plan.layer(layer);
+  const Program& program = plan.program;
+  for (const CaptureStop& stop : cut.stops) {
+    const uint64_t hessian =
+        static_cast<uint64_t>(stop.columns) * static_cast<uint64_t>(stop.columns) * sizeof(double);
+    uint64_t solve = 0;
+    for (const int matrix : stop.matrices) {
+      solve = std::max(solve, solve_peak_bytes(plan.shape(matrix), plan.quantize));
+    }
+    if (!plan.calibrated) {
+      memory.hessian = std::max(memory.hessian, solve);
+      continue;
+    }
+    const auto n = static_cast<uint64_t>(stop.columns);
+    memory.hessian =
+        std::max({memory.hessian, Gram::peak_bytes(stop.columns),
+                  hessian + factor_peak_bytes(stop.columns), hessian + n * n * 4 + solve});
+  }
+  const auto& matrices = program.matrices;
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    if (matrices[i].layer != layer) continue;
+    const int64_t rows = matrices[i].out_features;
+    const int64_t columns = matrices[i].in_features;
+    const bool quantized = plan.selected[i] != 0;
+    if (quantized) {
+      for (const TensorSpec& tensor :
+           plan.layout->tensors(plan.shape(static_cast<int>(i)), plan.quantize)) {
+        memory.weights += tensor.bytes();
+      }
+    }
+    const bool runs_quantized = quantized && plan.quantize.propagate;
+    if (plan.calibrated && runs_quantized) {
+      memory.weights += PackedMatrix::bytes_for(
+          integer_format(plan.quantize.bits, plan.quantize.symmetric), rows, columns,
+          plan.quantize.group_size < 0 ? columns : plan.quantize.group_size);
+    }
+    const bool runs_plain = !runs_quantized || options.capture == CaptureMode::kLayer;
+    if (plan.calibrated && runs_plain) {
+      memory.weights += PackedMatrix::bytes_for(scalar_format(plan.checkpoint->spec().source_dtype),
+                                                rows, columns, columns);
+    }
+  }
+  if (!plan.calibrated) return memory;
+  memory.activations = activation_bytes(program, cut, n_tokens, batch_tokens);
+  if (options.capture == CaptureMode::kLayer && plan.quantize.propagate) {
+    memory.activations +=
+        register_bytes(program.registers[static_cast<size_t>(program.residual.index)], n_tokens);
+  }
+  memory.batch = batch_bytes(program, cut, batch_tokens);
+  return memory;
+}
+
+double segment_seconds(const Program& program, const Segment& segment, const Rates& rates,
+                       double n_tokens, int64_t window_length) {
+  double seconds = 0.0;
+  for (int i = segment.begin; i < segment.end; ++i) {
+    const Op& op = program.ops[static_cast<size_t>(i)];
+    if (const auto* linear = std::get_if<LinearOp>(&op.kind)) {
+      const MatrixSlot& slot = program.matrices[static_cast<size_t>(linear->matrix)];
+      seconds +=
+          n_tokens * static_cast<double>(slot.out_features * slot.in_features) / rates.linear;
+    } else if (const auto* attention = std::get_if<AttentionOp>(&op.kind)) {
+      const int64_t seen =
+          std::min(window_length / 2 + 1, attention->sliding_window.value_or(window_length));
+      seconds += n_tokens * static_cast<double>(seen) * 2.0 * attention->n_heads *
+                 attention->head_dim / rates.attention;
+    } else {
+      for (const Register r : writes(op)) {
+        seconds += n_tokens *
+                   static_cast<double>(program.registers[static_cast<size_t>(r.index)].columns) /
+                   rates.elements;
+      }
+    }
+  }
+  return seconds;
+}
+
+}  // namespace
+
+StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t window_length) {
+  const Rates rates;
+  StageCost cost;
+  const LayerPlan cut = plan.layer(layer);
+  const auto n_tokens = static_cast<double>(n_windows * window_length);
+  for (const Segment& segment : cut.segments) {
+    if (plan.calibrated) {
+      cost.forward += segment_seconds(plan.program, segment, rates, n_tokens, window_length);
+    }
+  }
+  const double candidates = plan.quantize.scale_search == ScaleSearch::kHessianGrid ? 21.0 : 0.0;
+  for (const CaptureStop& stop : cut.stops) {
+    const auto n = static_cast<double>(stop.columns);
+    if (plan.calibrated) {
+      cost.gram += n_tokens * n * n / 2.0 / rates.gram;
+      cost.factor += n * n * n / 3.0 / rates.factor;
+    }
+    for (const int matrix : stop.matrices) {
+      const auto rows = static_cast<double>(plan.shape(matrix).out_features);
+      const double group =
+          plan.quantize.group_size < 0 ? n : static_cast<double>(plan.quantize.group_size);
+      cost.solve += rows * n * n / 2.0 / rates.columns +
+                    rows * n * (3.0 * n + candidates * group) / rates.quadratic;
+    }
+  }
+  const double threads = n_threads();
+  cost.forward /= threads;
+  cost.gram /= threads;
+  cost.factor /= threads;
+  cost.solve /= threads;
+  return cost;
+}
+
+RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
+                         const OutputContents& contents, int64_t n_windows, int64_t window_length) {
+  RunEstimate out;
+  out.files = plan_output_folder(plan, contents, options.max_shard_bytes);
+  for (const OutputFile& file : out.files) out.output_bytes += file.bytes;
+
+  const int64_t n_tokens = n_windows * window_length;
+  const int64_t together =
+      std::max<int64_t>(1, options.batch_tokens / std::max<int64_t>(1, window_length));
+  const int64_t batch_tokens = std::min(n_windows, together) * window_length;
+  LayerMemory most;
+  for (int layer = 0; layer < static_cast<int>(plan.program.layers.size()); ++layer) {
+    const LayerMemory here = layer_memory(plan, options, layer, n_tokens, batch_tokens);
+    most.activations = std::max(most.activations, here.activations);
+    most.batch = std::max(most.batch, here.batch);
+    most.weights = std::max(most.weights, here.weights);
+    most.hessian = std::max(most.hessian, here.hessian);
+    out.seconds += layer_cost(plan, layer, n_windows, window_length).total();
+  }
+  const uint64_t in_memory = std::min(most.activations, options.activation_memory);
+  out.spill_bytes = most.activations - in_memory;
+  uint64_t tables = 0;
+  for (const RopeSpec& rope : plan.program.ropes) {
+    tables += static_cast<uint64_t>(window_length * rope.rotary_dims) * sizeof(float);
+  }
+  const uint64_t cache =
+      KvCache::bytes(plan.program.cache_layers, options.kv_type,
+                     static_cast<int>(std::min(n_windows, together)), window_length) /
+      std::max<size_t>(1, plan.program.cache_layers.size());
+  constexpr uint64_t kProgramBytes = uint64_t{24} << 20;  // code, tokenizer, buffers of files
+  out.memory = {{"activations", in_memory},
+                {"Hessian, factor and solver", most.hessian},
+                {"one batch of the forward pass", most.batch + cache + tables},
+                {"weights of one layer", most.weights},
+                {"token ids", static_cast<uint64_t>(n_tokens) * sizeof(int32_t)},
+                {"program", kProgramBytes}};
+  for (const LedgerItem& item : out.memory) out.memory_bytes += item.bytes;
+
+  if (plan.calibrated) {
+    // The stream into the next layer is written before the one before it is removed.
+    out.state_bytes +=
+        2 * register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
+                           n_tokens);
+  }
+  for (size_t i = 0; i < plan.selected.size(); ++i) {
+    if (plan.selected[i] == 0) continue;
+    for (const TensorSpec& tensor :
+         plan.layout->tensors(plan.shape(static_cast<int>(i)), plan.quantize)) {
+      out.state_bytes += tensor.bytes();
+    }
+  }
+  return out;
+}
+
+}  // namespace assay

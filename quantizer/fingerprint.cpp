@@ -1,0 +1,82 @@
+#include "quantizer/fingerprint.h"
+
+#include <algorithm>
+#include <set>
+
+#include "convert/core/file.h"
+#include "convert/core/sha256.h"
+#include "convert/core/version.h"
+#include "quantizer/companions.h"
+
+namespace assay {
+namespace {
+
+std::string base_name(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+void add_model(const RunPlan& plan, Json& out) {
+  const std::string folder = plan.checkpoint->path();
+  std::vector<std::string> names = companion_files(folder);
+  names.push_back("config.json");
+  for (const SafetensorsFile& shard : plan.checkpoint->safetensors()->shards()) {
+    names.push_back(base_name(shard.path()));
+  }
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    out.set("model " + name, sha256_of_file(folder + "/" + name));
+  }
+}
+
+void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
+  const QuantizeOptions& q = plan.quantize;
+  Json retries = Json::array();
+  for (const double damp : q.damp_retries) retries.push(damp);
+  Json skip = Json::array();
+  for (const std::string& pattern : options.skip) skip.push(pattern);
+  out.set("option algorithm", q.algorithm)
+      .set("option bits", q.bits)
+      .set("option group_size", q.group_size)
+      .set("option symmetric", q.symmetric)
+      .set("option scale_dtype", dtype_name(q.scale_dtype))
+      .set("option damp_percent", q.damp_percent)
+      .set("option damp_basis", q.damp_basis == DampBasis::kMeanDiagonal ? "mean" : "max")
+      .set("option damp_retries", retries)
+      .set("option act_order", q.act_order == ActOrder::kStatic ? "static" : "none")
+      .set("option scales", q.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
+      .set("option propagate", q.propagate)
+      .set("option capture", capture_mode_name(options.capture))
+      .set("option kv_type", kv_type_name(options.kv_type))
+      .set("option format", plan.layout->name)
+      .set("option skip", skip)
+      .set("option shard_size", options.max_shard_bytes);
+}
+
+}  // namespace
+
+Json make_fingerprint(const RunPlan& plan, const RunOptions& options, const TokenWindows* windows) {
+  Json out = Json::object();
+  out.set("assay version", version()).set("arithmetic", kArithmetic);
+  add_model(plan, out);
+  if (windows != nullptr) {
+    out.set("calibration windows", windows->n_windows)
+        .set("calibration window_length", windows->window_length)
+        .set("calibration token_ids_sha256", windows->sha256());
+  }
+  add_options(plan, options, out);
+  return out;
+}
+
+std::string fingerprint_difference(const Json& found, const Json& expected) {
+  std::set<std::string> names;
+  for (const auto& [name, value] : found.as_object()) names.insert(name);
+  for (const auto& [name, value] : expected.as_object()) names.insert(name);
+  for (const std::string& name : names) {
+    const Json* a = found.find(name);
+    const Json* b = expected.find(name);
+    if (a != nullptr && b != nullptr && *a == *b) continue;
+    return name + ": found " + (a != nullptr ? a->dump(0) : "nothing") + ", expected " +
+           (b != nullptr ? b->dump(0) : "nothing");
+  }
+  return {};
+}
+
+}  // namespace assay

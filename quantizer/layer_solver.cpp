@@ -1,0 +1,112 @@
+#include "quantizer/layer_solver.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "quantizer/grid.h"
+#include "quantizer/solver_kernels.h"
+
+namespace assay {
+namespace {
+
+std::vector<float> read_weights(const RunPlan& plan, const MatrixSlot& slot) {
+  const CheckpointMatrix matrix = plan.checkpoint->matrix(slot.role, slot.layer);
+  std::vector<float> weights(static_cast<size_t>(slot.out_features * slot.in_features));
+  parallel_for(slot.out_features, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto out = std::span(weights).subspan(static_cast<size_t>(row * slot.in_features),
+                                                  static_cast<size_t>(slot.in_features));
+      matrix.decode_row(row, out);
+      for (size_t k = 0; k < out.size(); ++k) {
+        if (std::isfinite(out[k])) continue;
+        throw NumericError(slot.module + ".weight: row " + std::to_string(row) + ", column " +
+                           std::to_string(k) + " is " + std::to_string(out[k]));
+      }
+    }
+  });
+  return weights;
+}
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& options,
+                         const LayerResult& result) {
+  const int64_t group_size = columns_per_group(linear.in_features, options);
+  const int64_t n_groups = (linear.in_features + group_size - 1) / group_size;
+  const auto read_row = [&](int64_t row, IntegerRow& out) {
+    const auto* codes = result.codes.data() + row * linear.in_features;
+    out.codes.assign(codes, codes + linear.in_features);
+    out.scales.assign(result.scales.begin() + row * n_groups,
+                      result.scales.begin() + (row + 1) * n_groups);
+    out.zeros.assign(result.zero_points.begin() + row * n_groups,
+                     result.zero_points.begin() + (row + 1) * n_groups);
+  };
+  return PackedMatrix::pack(integer_format(options.bits, options.symmetric), linear.out_features,
+                            linear.in_features, group_size, read_row);
+}
+
+SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Hessian* hessian,
+                          const HessianFactor* factor, bool want_packed) {
+  const auto begin = std::chrono::steady_clock::now();
+  const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(matrix)];
+  const LinearShape linear = plan.shape(matrix);
+  const std::vector<float> weights = read_weights(plan, slot);
+  const LayerProblem problem{.module = slot.module,
+                             .out_features = slot.out_features,
+                             .in_features = slot.in_features,
+                             .weights = weights,
+                             .hessian = hessian,
+                             .factor = factor};
+  const LayerResult result = plan.algorithm->quantize(problem, plan.quantize);
+
+  SolvedLinear solved;
+  solved.matrix = matrix;
+  solved.tensors = plan.layout->tensors(linear, plan.quantize);
+  solved.bytes = plan.layout->pack(linear, plan.quantize, result);
+  if (want_packed) {
+    solved.packed =
+        std::make_shared<const PackedMatrix>(pack_result(linear, plan.quantize, result));
+  }
+  ModuleReport& report = solved.report;
+  report.module = slot.module;
+  report.layer = slot.layer;
+  report.out_features = slot.out_features;
+  report.in_features = slot.in_features;
+  report.bits_per_weight = plan.bits_per_weight(matrix);
+  report.n_tokens = hessian != nullptr ? hessian->n_tokens : 0;
+  report.loss = result.loss;
+  report.rtn_loss = result.rtn_loss;
+  report.weight_norm = result.weight_norm;
+  report.damp_percent = factor != nullptr ? factor->damp_percent : 0.0;
+  report.n_dead = factor != nullptr ? factor->n_dead : 0;
+  report.clipped_share = result.clipped_share;
+  report.seconds = seconds_since(begin);
+  return solved;
+}
+
+uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& options) {
+  const auto rows = static_cast<uint64_t>(linear.out_features);
+  const auto columns = static_cast<uint64_t>(linear.in_features);
+  const auto group = static_cast<uint64_t>(columns_per_group(linear.in_features, options));
+  const auto threads = static_cast<uint64_t>(n_threads());
+  const uint64_t weights = rows * columns * (sizeof(float) + 1);  // and codes
+  const uint64_t scales = rows * (columns / group + 1) * 2 * (sizeof(float) + 1);
+  // Per thread: the column loop's rows, the errors of the loss, those of the scale search.
+  const uint64_t column_loop = columns * kSolverRows * (3 * sizeof(float) + 1);
+  const uint64_t loss = columns * (4 * kQuadraticLanes + kQuadraticPanel + 1) * sizeof(double);
+  const uint64_t search = options.scale_search == ScaleSearch::kHessianGrid
+                              ? group * (14 * kQuadraticLanes + kGridRows) * sizeof(double)
+                              : 0;
+  return weights + scales + threads * std::max({column_loop, loss, search});
+}
+
+}  // namespace assay

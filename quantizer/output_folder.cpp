@@ -1,0 +1,181 @@
+#include "quantizer/output_folder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/core/file_system.h"
+#include "convert/core/hashed_file.h"
+#include "convert/core/version.h"
+#include "quantizer/companions.h"
+#include "quantizer/config_patch.h"
+#include "quantizer/manifest.h"
+
+namespace assay {
+namespace {
+
+void remove_folder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (error) throw FileError(path + ": cannot remove the folder: " + error.message());
+}
+
+void make_durable(const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) throw FileError(folder + ": cannot open the folder: " + std::strerror(errno));
+  const int failed = file_system_calls().fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  if (failed != 0) throw FileError(folder + ": cannot sync the folder: " + std::strerror(error));
+}
+
+void rename_folder(const std::string& from, const std::string& to) {
+  if (file_system_calls().rename(from.c_str(), to.c_str()) == 0) return;
+  throw FileError(to + ": cannot give the folder its name: " + std::strerror(errno));
+}
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+WrittenFile write_hashed(const std::string& folder, const std::string& name,
+                         std::string_view text) {
+  HashedFile file(folder + "/" + name);
+  file.write(text);
+  return {name, text.size(), file.commit(), {}};
+}
+
+WrittenFile copy_hashed(const std::string& from, const std::string& folder,
+                        const std::string& name) {
+  HashedFile file(folder + "/" + name);
+  read_file_in_pieces(from, [&](std::span<const std::byte> piece) { file.write(piece); });
+  const uint64_t bytes = file.size();
+  return {name, bytes, file.commit(), {}};
+}
+
+Json quantization_config(const RunPlan& plan) {
+  return plan.layout->config(plan.quantize, {.ignore = plan.ignore, .program_version = version()});
+}
+
+std::string side_file_text(const RunPlan& plan) { return quantization_config(plan).dump(2) + "\n"; }
+
+// Tensors of the result with their bytes: solved ones from `quantized`, all others from the model.
+std::vector<TensorSource> sources(const RunPlan& plan,
+                                  const std::vector<SafetensorsFile>& quantized) {
+  std::vector<TensorSource> tensors = output_tensors(plan);
+  for (TensorSource& tensor : tensors) {
+    const SafetensorsEntry* entry = nullptr;
+    for (const SafetensorsFile& file : quantized) {
+      if (entry == nullptr) entry = file.find(tensor.name);
+    }
+    if (entry == nullptr) entry = plan.checkpoint->safetensors()->find(tensor.name);
+    if (entry == nullptr || entry->view.dtype != tensor.dtype ||
+        entry->view.shape != tensor.shape) {
+      throw FormatError(tensor.name + ": the state of the run does not hold this tensor as " +
+                        std::string(dtype_name(tensor.dtype)) + " " + to_string(tensor.shape) +
+                        "; start again with --force");
+    }
+    tensor.write = source_of(tensor.name, entry->view).write;
+  }
+  return tensors;
+}
+
+std::vector<OutputFile> listing(const std::vector<WrittenFile>& written) {
+  std::vector<OutputFile> files;
+  for (const WrittenFile& file : written) files.push_back({file.name, file.bytes, file.sha256});
+  std::sort(files.begin(), files.end(),
+            [](const OutputFile& a, const OutputFile& b) { return a.name < b.name; });
+  return files;
+}
+
+void publish(const std::string& partial, const std::string& out) {
+  make_durable(partial);
+  const std::string replaced = out + ".replaced";
+  if (file_exists(out)) rename_folder(out, replaced);
+  rename_folder(partial, out);
+  make_durable(parent_of(out));
+  remove_folder(replaced);
+}
+
+}  // namespace
+
+std::string output_config(const RunPlan& plan) {
+  const std::string path = plan.checkpoint->path() + "/config.json";
+  return set_json_member(read_text_file(path), "quantization_config", quantization_config(plan),
+                         path);
+}
+
+std::vector<OutputFile> write_output_folder(const std::string& out, const RunPlan& plan,
+                                            const std::vector<SafetensorsFile>& quantized,
+                                            const OutputContents& contents,
+                                            uint64_t max_shard_bytes,
+                                            const std::function<void(double)>& progress) {
+  const std::string partial = out + ".partial";
+  remove_folder(partial);
+  std::error_code error;
+  std::filesystem::create_directories(partial, error);
+  if (error) throw FileError(partial + ": cannot make the folder: " + error.message());
+
+  std::vector<TensorSource> tensors = sources(plan, quantized);
+  uint64_t total = 1;
+  for (const TensorSource& tensor : tensors) {
+    total += static_cast<uint64_t>(n_elements(tensor.shape)) * dtype_bytes(tensor.dtype);
+  }
+  uint64_t done = 0;
+  for (TensorSource& tensor : tensors) {
+    tensor.write = [&, write = std::move(tensor.write)](const auto& sink) {
+      write([&](std::span<const std::byte> piece) {
+        sink(piece);
+        done += piece.size();
+        if (progress) progress(static_cast<double>(done) / static_cast<double>(total));
+      });
+    };
+  }
+  std::vector<WrittenFile> written =
+      write_safetensors_model(partial, std::move(tensors), max_shard_bytes);
+  const std::string model = plan.checkpoint->path();
+  for (const std::string& name : companion_files(model)) {
+    written.push_back(copy_hashed(model + "/" + name, partial, name));
+  }
+  written.push_back(write_hashed(partial, "config.json", output_config(plan)));
+  if (!plan.layout->side_file.empty()) {
+    written.push_back(
+        write_hashed(partial, std::string(plan.layout->side_file), side_file_text(plan)));
+  }
+  const Json manifest = make_manifest(plan, contents, output_tensors(plan), written);
+  written.push_back(write_hashed(partial, std::string(kManifestName), manifest.dump() + "\n"));
+  publish(partial, out);
+  return listing(written);
+}
+
+std::vector<OutputFile> plan_output_folder(const RunPlan& plan, const OutputContents& contents,
+                                           uint64_t max_shard_bytes) {
+  const std::string no_hash(64, '0');
+  std::vector<WrittenFile> planned = plan_safetensors_model(output_tensors(plan), max_shard_bytes);
+  const std::string model = plan.checkpoint->path();
+  for (const std::string& name : companion_files(model)) {
+    planned.push_back({name, std::filesystem::file_size(model + "/" + name), no_hash, {}});
+  }
+  planned.push_back({"config.json", output_config(plan).size(), no_hash, {}});
+  if (!plan.layout->side_file.empty()) {
+    planned.push_back(
+        {std::string(plan.layout->side_file), side_file_text(plan).size(), no_hash, {}});
+  }
+  for (WrittenFile& file : planned) {
+    file.sha256 = no_hash;
+    for (auto& [name, hash] : file.tensor_sha256) hash = no_hash;
+  }
+  const Json manifest = make_manifest(plan, contents, output_tensors(plan), planned);
+  planned.push_back({std::string(kManifestName), manifest.dump().size() + 1, no_hash, {}});
+  return listing(planned);
+}
+
+}  // namespace assay

@@ -1,0 +1,403 @@
+#include <fmt/core.h>
+
+#include <optional>
+
+#include "calibrate/calibration_options.h"
+#include "convert/core/file.h"
+#include "quantizer/commands.h"
+#include "quantizer/layouts/layout.h"
+#include "quantizer/pipeline.h"
+#include "runtime/host_memory.h"
+
+namespace assay {
+namespace {
+
+using cli::Arguments;
+using cli::LogLevel;
+using cli::Terminal;
+using cli::ValueKind;
+
+struct Scheme {
+  std::string_view name;
+  int bits;
+  bool symmetric;
+};
+constexpr Scheme kSchemes[] = {
+    {"W4A16_ASYM", 4, false}, {"W4A16", 4, true}, {"W8A16_ASYM", 8, false}, {"W8A16", 8, true}};
+
+template <typename List>
+std::vector<std::string> names_of(const List& list) {
+  std::vector<std::string> names;
+  for (const auto& item : list) names.emplace_back(item.name);
+  return names;
+}
+
+std::vector<cli::Option> options() {
+  std::vector<cli::Option> all = {
+      {.name = "calibration",
+       .kind = ValueKind::kPath,
+       .value_name = "FILE",
+       .help = "Calibration data: text, .jsonl (text, messages or input_ids per line), or ids as "
+               ".npy or .safetensors.",
+       .group = "Input"},
+      {.name = "out",
+       .short_name = 'o',
+       .kind = ValueKind::kPath,
+       .value_name = "DIR",
+       .help = "Folder to write. It appears under this name when it is complete.",
+       .group = "Output",
+       .required = true},
+      {.name = "format",
+       .value_name = "NAME",
+       .default_value = "compressed-tensors",
+       .help = "Layout of the folder. gptq is version 1 and symmetric only.",
+       .group = "Output",
+       .choices = names_of(all_layouts())},
+      {.name = "shard-size",
+       .kind = ValueKind::kBytes,
+       .value_name = "SIZE",
+       .default_value = "5GB",
+       .help = "Most tensor bytes per file.",
+       .group = "Output",
+       .expert = true,
+       .minimum = 1},
+      {.name = "report",
+       .kind = ValueKind::kPath,
+       .value_name = "FILE",
+       .help = "Report as JSON: loss per module, times. Default: <out>.report.json.",
+       .group = "Output"},
+      {.name = "force",
+       .kind = ValueKind::kFlag,
+       .help = "Replace a folder or an interrupted run that is there.",
+       .group = "Output"},
+      {.name = "scheme",
+       .value_name = "NAME",
+       .default_value = "W4A16_ASYM",
+       .help = "Bits of the weights, and whether groups have a zero point (ASYM).",
+       .group = "Quantization",
+       .choices = names_of(kSchemes)},
+      {.name = "group-size",
+       .kind = ValueKind::kInteger,
+       .value_name = "N",
+       .default_value = "128",
+       .help = "Columns that share a scale; -1: whole rows.",
+       .group = "Quantization",
+       .minimum = -1},
+      {.name = "algorithm",
+       .value_name = "NAME",
+       .default_value = "gptq",
+       .help = "gptq needs calibration data; rtn rounds to nearest.",
+       .group = "Quantization",
+       .choices = names_of(all_algorithms())},
+      {.name = "scales",
+       .value_name = "HOW",
+       .help = "Range of each group: min-max, or the best of 21 by its Hessian (grid). Default: "
+               "grid with calibration data, else min-max.",
+       .group = "Quantization",
+       .choices = {"min-max", "grid"}},
+      {.name = "act-order",
+       .value_name = "HOW",
+       .default_value = "static",
+       .help = "Order in which columns are decided: by their diagonal of the Hessian (static; "
+               "groups stay as they are), or as they stand (none).",
+       .group = "Quantization",
+       .choices = {"static", "none"}},
+      {.name = "damp",
+       .kind = ValueKind::kNumber,
+       .value_name = "X",
+       .default_value = "0.01",
+       .help = "Added to the Hessian's diagonal, as a part of --damp-basis.",
+       .group = "Quantization",
+       .minimum = 0},
+      {.name = "damp-basis",
+       .value_name = "WHAT",
+       .default_value = "mean",
+       .help = "Mean or largest diagonal element.",
+       .group = "Quantization",
+       .expert = true,
+       .choices = {"mean", "max"}},
+      {.name = "damp-retry",
+       .kind = ValueKind::kNumber,
+       .value_name = "X",
+       .help = "Damping to try if the one before fails. Without it a failure ends the run.",
+       .group = "Quantization",
+       .repeatable = true,
+       .expert = true,
+       .minimum = 0},
+      {.name = "skip",
+       .value_name = "NAME",
+       .help = "Linear that stays in 16 bits; * stands for any characters.",
+       .group = "Quantization",
+       .repeatable = true},
+      {.name = "no-propagate",
+       .kind = ValueKind::kFlag,
+       .help = "Take all inputs from the 16-bit model instead of the quantized layers before.",
+       .group = "Calibration"},
+      {.name = "capture",
+       .value_name = "HOW",
+       .default_value = "sequential",
+       .help = "Inputs within a layer: from its quantized linears (sequential), or from its 16-bit "
+               "weights (layer; each linear runs twice).",
+       .group = "Calibration",
+       .expert = true,
+       .choices = {"sequential", "layer"}},
+      {.name = "kv-type",
+       .value_name = "TYPE",
+       .default_value = "f16",
+       .help = "Type of keys and values in the forward pass.",
+       .group = "Calibration",
+       .expert = true,
+       .choices = {"f16", "bf16", "f32"}},
+      {.name = "resume",
+       .kind = ValueKind::kFlag,
+       .help = "Go on with an interrupted run; begins a new one if there is none.",
+       .group = "Run"},
+      {.name = "dry-run",
+       .kind = ValueKind::kFlag,
+       .help = "Check everything and print size, memory, disk and time; compute nothing.",
+       .group = "Run"},
+      {.name = "activation-memory",
+       .kind = ValueKind::kBytes,
+       .value_name = "SIZE",
+       .default_value = "1152MiB",
+       .help = "Memory for activations of the calibration tokens; more goes to disk. Results do "
+               "not depend on it.",
+       .group = "Run"},
+      {.name = "spill-dir",
+       .kind = ValueKind::kPath,
+       .value_name = "DIR",
+       .help = "Folder for activations beyond that. Default: beside the output.",
+       .group = "Run",
+       .expert = true},
+      {.name = "batch-tokens",
+       .kind = ValueKind::kInteger,
+       .value_name = "N",
+       .default_value = "1024",
+       .help = "Tokens that run together. Results do not depend on it.",
+       .group = "Run",
+       .expert = true,
+       .minimum = 1},
+      {.name = "solve-block",
+       .kind = ValueKind::kInteger,
+       .value_name = "N",
+       .default_value = "128",
+       .help = "Columns per block of the column loop. Results do not depend on it.",
+       .group = "Run",
+       .expert = true,
+       .minimum = 1},
+  };
+  for (cli::Option& option : dataset_options()) all.push_back(std::move(option));
+  return all;
+}
+
+QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrated) {
+  QuantizeOptions options;
+  const std::string scheme = arguments.text("scheme");
+  for (const Scheme& known : kSchemes) {
+    if (known.name != scheme) continue;
+    options.bits = known.bits;
+    options.symmetric = known.symmetric;
+  }
+  options.algorithm = arguments.text("algorithm");
+  options.group_size = arguments.integer("group-size");
+  options.damp_percent = arguments.number("damp");
+  options.damp_basis =
+      arguments.text("damp-basis") == "max" ? DampBasis::kMaxDiagonal : DampBasis::kMeanDiagonal;
+  for (const std::string& damp : arguments.list("damp-retry")) {
+    options.damp_retries.push_back(parse_json(damp, "--damp-retry").as_number());
+  }
+  options.act_order = arguments.text("act-order") == "static" ? ActOrder::kStatic : ActOrder::kNone;
+  const std::string scales =
+      arguments.optional_text("scales").value_or(calibrated ? "grid" : "min-max");
+  options.scale_search = scales == "grid" ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
+  options.solve_block_size = arguments.integer("solve-block");
+  options.propagate = !arguments.flag("no-propagate");
+  return options;
+}
+
+// "out/" and "out" are one folder.
+std::string without_trailing_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+RunOptions read_options(const Arguments& arguments) {
+  RunOptions options;
+  options.model = without_trailing_slashes(arguments.text("MODEL"));
+  options.out = without_trailing_slashes(arguments.text("out"));
+  options.calibration = arguments.text("calibration");
+  options.quantize = read_quantize_options(arguments, !options.calibration.empty());
+  options.layout = arguments.text("format");
+  options.skip = arguments.list("skip");
+  options.dataset = read_dataset_options(arguments);
+  options.capture =
+      arguments.text("capture") == "layer" ? CaptureMode::kLayer : CaptureMode::kTrueSequential;
+  options.kv_type = *kv_type_from_name(arguments.text("kv-type"));
+  options.activation_memory = arguments.bytes("activation-memory");
+  options.spill_folder = arguments.text("spill-dir");
+  options.batch_tokens = arguments.integer("batch-tokens");
+  options.max_shard_bytes = arguments.bytes("shard-size");
+  options.resume = arguments.flag("resume");
+  options.force = arguments.flag("force");
+  return options;
+}
+
+Json dry_run_json(const DryRun& dry) {
+  Json files = Json::array();
+  for (const OutputFile& file : dry.estimate.files) {
+    files.push(Json::object().set("name", file.name).set("bytes", file.bytes));
+  }
+  Json memory = Json::object();
+  for (const LedgerItem& item : dry.estimate.memory) memory.set(item.name, item.bytes);
+  Json ignore = Json::array();
+  for (const std::string& module : dry.ignore) ignore.push(module);
+  Json json = Json::object();
+  json.set("output_bytes", dry.estimate.output_bytes)
+      .set("memory_bytes", dry.estimate.memory_bytes)
+      .set("memory", memory)
+      .set("state_bytes", dry.estimate.state_bytes)
+      .set("spill_bytes", dry.estimate.spill_bytes)
+      .set("seconds", dry.estimate.seconds)
+      .set("n_linears", dry.n_linears)
+      .set("ignore", ignore)
+      .set("n_windows", dry.n_windows)
+      .set("window_length", dry.window_length)
+      .set("n_tokens", dry.n_windows * dry.window_length)
+      .set("files", files);
+  return json;
+}
+
+void print_dry_run(const DryRun& dry, Terminal& terminal) {
+  if (terminal.json()) {
+    terminal.print(dry_run_json(dry).dump() + "\n");
+    return;
+  }
+  std::string text;
+  text += fmt::format("linears      {} quantized, {} left in 16 bits\n", dry.n_linears,
+                      dry.ignore.size());
+  if (dry.n_windows > 0) {
+    text += fmt::format("calibration  {} windows of {} tokens, {} tokens\n", dry.n_windows,
+                        dry.window_length, dry.n_windows * dry.window_length);
+  }
+  text += fmt::format("output       {} bytes in {} files (exact)\n", dry.estimate.output_bytes,
+                      dry.estimate.files.size());
+  text += fmt::format("memory       {}\n", bytes_text(dry.estimate.memory_bytes));
+  for (const LedgerItem& item : dry.estimate.memory) {
+    text += fmt::format("               {:<32} {:>12}\n", item.name, bytes_text(item.bytes));
+  }
+  text += fmt::format(
+      "disk         {} = output {} + state of the run {} + spilled activations {}\n",
+      bytes_text(dry.estimate.output_bytes + dry.estimate.state_bytes + dry.estimate.spill_bytes),
+      bytes_text(dry.estimate.output_bytes), bytes_text(dry.estimate.state_bytes),
+      bytes_text(dry.estimate.spill_bytes));
+  text += fmt::format("time         about {:.0f} s\n", dry.estimate.seconds);
+  terminal.print(text);
+}
+
+// Turns the events of a run into lines and a bar.
+class RunView {
+ public:
+  explicit RunView(Terminal& terminal) : terminal_(terminal) {}
+
+  RunEvents events() {
+    return {.on_module = [this](const ModuleReport& module) { show(module); },
+            .on_progress = [this](double done, double total,
+                                  std::string_view label) { advance(done, total, label); },
+            .on_note = [this](std::string_view note) { terminal_.log(LogLevel::kInfo, note); },
+            .stop_requested = [] { return cli::stop_requested(); }};
+  }
+  void finish() { progress_.reset(); }
+
+ private:
+  void show(const ModuleReport& module) {
+    if (!heading_shown_) terminal_.log(LogLevel::kInfo, table_heading());
+    heading_shown_ = true;
+    terminal_.log(LogLevel::kInfo, table_row(module));
+  }
+  void advance(double done, double total, std::string_view label) {
+    if (!progress_ || total != total_) {
+      progress_.reset();
+      progress_ = terminal_.progress(label == "writing" ? "write" : "quantize", total);
+      total_ = total;
+    }
+    progress_->update(done, label);
+  }
+
+  Terminal& terminal_;
+  std::unique_ptr<cli::Progress> progress_;
+  double total_ = 0.0;
+  bool heading_shown_ = false;
+};
+
+void tell_result(const RunOptions& options, const RunResult& result, Terminal& terminal) {
+  if (result.was_complete) {
+    terminal.log(LogLevel::kInfo, options.out + " is complete already");
+    return;
+  }
+  const std::vector<std::string> not_better = modules_not_better_than_rtn(result.layers);
+  if (options.quantize.algorithm != "rtn" && !not_better.empty()) {
+    std::string names;
+    for (const std::string& name : not_better) names += (names.empty() ? "" : ", ") + name;
+    terminal.log(LogLevel::kWarning,
+                 fmt::format("{} of the linears have no smaller loss than round-to-nearest: {}",
+                             not_better.size(), names));
+  }
+  if (result.n_windows > 0) {
+    terminal.log(LogLevel::kInfo,
+                 fmt::format("calibrated with {} tokens ({} windows of {}), SHA-256 {}",
+                             result.n_windows * result.window_length, result.n_windows,
+                             result.window_length, result.calibration_sha256));
+  }
+  terminal.log(LogLevel::kInfo,
+               fmt::format("{} in {} files, {:.1f} s", bytes_text(result.output_bytes),
+                           result.files.size(), result.seconds));
+}
+
+ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
+  const RunOptions options = read_options(arguments);
+  if (arguments.flag("dry-run")) {
+    print_dry_run(dry_run(options), terminal);
+    return ExitCode::kDone;
+  }
+  RunView view(terminal);
+  const RunResult result = run_quantization(options, view.events());
+  view.finish();
+  const Json report = report_json(options, result);
+  if (!result.was_complete) {
+    write_text_file(arguments.optional_text("report").value_or(options.out + ".report.json"),
+                    report.dump() + "\n");
+  }
+  tell_result(options, result, terminal);
+  terminal.print(terminal.json() ? report.dump() + "\n" : options.out + "\n");
+  return ExitCode::kDone;
+}
+
+}  // namespace
+
+const cli::Command& quantize_command() {
+  static const cli::Command command = {
+      .name = "quantize",
+      .brief = "Quantize the linears of a model to 4 or 8 bits",
+      .description =
+          "Reads a Hugging Face folder, quantizes the linears of its decoder layers one layer at a "
+          "time with GPTQ or round-to-nearest, and writes a folder that other engines load. The "
+          "same input gives the same bytes on every machine, with any number of threads, and after "
+          "any interruption. Ctrl-C ends the layer at work and keeps what is done (exit code 75); "
+          "--resume goes on.",
+      .positionals = {{.name = "MODEL", .help = "Model folder with 16- or 32-bit weights."}},
+      .options = options(),
+      .examples =
+          {{"assay quantize tests/data/llama-tiny --calibration README.md --window-length 256 "
+            "--out llama-tiny-W4A16",
+            "GPTQ, 4 bits, groups of 128 with zero points."},
+           {"assay quantize tests/data/llama-tiny --algorithm rtn --scheme W8A16 --out tiny-W8A16",
+            "Round to nearest: no data needed."},
+           {"assay quantize tests/data/llama-tiny --calibration README.md --window-length 256 "
+            "--out tiny --dry-run",
+            "What it would take."}},
+      .run = run_quantize,
+  };
+  return command;
+}
+
+}  // namespace assay

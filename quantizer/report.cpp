@@ -1,0 +1,98 @@
+#include "quantizer/report.h"
+
+#include <fmt/core.h>
+
+namespace assay {
+
+Json to_json(const ModuleReport& module) {
+  Json json = Json::object();
+  json.set("module", module.module)
+      .set("layer", module.layer)
+      .set("out_features", module.out_features)
+      .set("in_features", module.in_features)
+      .set("bits_per_weight", module.bits_per_weight)
+      .set("n_tokens", module.n_tokens)
+      .set("loss", module.loss)
+      .set("rtn_loss", module.rtn_loss)
+      .set("weight_norm", module.weight_norm)
+      .set("relative_loss", module.relative_loss())
+      .set("relative_rtn_loss", module.relative_rtn_loss())
+      .set("damp_percent", module.damp_percent)
+      .set("n_dead_channels", module.n_dead)
+      .set("clipped_share", module.clipped_share)
+      .set("seconds", module.seconds);
+  return json;
+}
+
+namespace {
+
+ModuleReport module_from_json(const Json& json) {
+  ModuleReport module;
+  module.module = json.at("module").as_string();
+  module.layer = static_cast<int>(json.at("layer").as_integer());
+  module.out_features = json.at("out_features").as_integer();
+  module.in_features = json.at("in_features").as_integer();
+  module.bits_per_weight = json.at("bits_per_weight").as_number();
+  module.n_tokens = json.at("n_tokens").as_integer();
+  module.loss = json.at("loss").as_number();
+  module.rtn_loss = json.at("rtn_loss").as_number();
+  module.weight_norm = json.at("weight_norm").as_number();
+  module.damp_percent = json.at("damp_percent").as_number();
+  module.n_dead = json.at("n_dead_channels").as_integer();
+  module.clipped_share = json.at("clipped_share").as_number();
+  module.seconds = json.at("seconds").as_number();
+  return module;
+}
+
+}  // namespace
+
+Json to_json(const LayerReport& layer) {
+  Json seconds = Json::object();
+  seconds.set("forward", layer.seconds.forward)
+      .set("gram", layer.seconds.gram)
+      .set("factor", layer.seconds.factor)
+      .set("solve", layer.seconds.solve);
+  Json modules = Json::array();
+  for (const ModuleReport& module : layer.modules) modules.push(to_json(module));
+  Json json = Json::object();
+  json.set("layer", layer.layer).set("seconds", seconds).set("modules", modules);
+  return json;
+}
+
+LayerReport layer_report_from_json(const Json& json) {
+  LayerReport layer;
+  layer.layer = static_cast<int>(json.at("layer").as_integer());
+  const Json& seconds = json.at("seconds");
+  layer.seconds.forward = seconds.at("forward").as_number();
+  layer.seconds.gram = seconds.at("gram").as_number();
+  layer.seconds.factor = seconds.at("factor").as_number();
+  layer.seconds.solve = seconds.at("solve").as_number();
+  for (const Json& module : json.at("modules").as_array()) {
+    layer.modules.push_back(module_from_json(module));
+  }
+  return layer;
+}
+
+std::string table_heading() {
+  return fmt::format("{:<40} {:>6} {:>10} {:>10} {:>6} {:>7} {:>7} {:>7}", "module", "bits", "loss",
+                     "RTN loss", "ratio", "damp", "clipped", "time");
+}
+
+std::string table_row(const ModuleReport& m) {
+  const double ratio = m.rtn_loss > 0.0 ? m.loss / m.rtn_loss : 1.0;
+  return fmt::format("{:<40} {:>6.3f} {:>10.3e} {:>10.3e} {:>6.3f} {:>7.4g} {:>6.2f}% {:>6.2f}s",
+                     m.module, m.bits_per_weight, m.relative_loss(), m.relative_rtn_loss(), ratio,
+                     m.damp_percent, 100.0 * m.clipped_share, m.seconds);
+}
+
+std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerReport>& layers) {
+  std::vector<std::string> names;
+  for (const LayerReport& layer : layers) {
+    for (const ModuleReport& module : layer.modules) {
+      if (module.loss >= module.rtn_loss && module.rtn_loss > 0.0) names.push_back(module.module);
+    }
+  }
+  return names;
+}
+
+}  // namespace assay

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "convert/core/json.h"
+
+namespace assay {
+
+/// What is known about one quantized linear.
+struct ModuleReport {
+  std::string module;
+  int layer = -1;
+  int64_t out_features = 0;
+  int64_t in_features = 0;
+  double bits_per_weight = 0.0;
+  int64_t n_tokens = 0;       // calibration tokens behind the Hessian; 0: none
+  double loss = 0.0;          // (W − Ŵ) H (W − Ŵ)^T
+  double rtn_loss = 0.0;      // of round-to-nearest with min-max scales
+  double weight_norm = 0.0;   // W H W^T
+  double damp_percent = 0.0;  // used; 0 where nothing was factored
+  int64_t n_dead = 0;         // input channels that no token reaches
+  double clipped_share = 0.0;
+  double seconds = 0.0;  // scale search, column loop, losses
+
+  double relative_loss() const { return weight_norm > 0.0 ? loss / weight_norm : 0.0; }
+  double relative_rtn_loss() const { return weight_norm > 0.0 ? rtn_loss / weight_norm : 0.0; }
+};
+
+/// Wall seconds of the stages of one layer.
+struct StageSeconds {
+  double forward = 0.0;
+  double gram = 0.0;
+  double factor = 0.0;
+  double solve = 0.0;
+  double total() const { return forward + gram + factor + solve; }
+};
+
+struct LayerReport {
+  int layer = -1;
+  StageSeconds seconds;
+  std::vector<ModuleReport> modules;
+};
+
+Json to_json(const ModuleReport& module);
+Json to_json(const LayerReport& layer);
+/// Throws FormatError.
+LayerReport layer_report_from_json(const Json& json);
+
+/// Heading and rows of the table that the terminal shows while a run goes on.
+std::string table_heading();
+std::string table_row(const ModuleReport& module);
+
+/// Modules whose loss is not below that of round-to-nearest.
+std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerReport>& layers);
+
+}  // namespace assay

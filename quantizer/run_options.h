@@ -1,0 +1,56 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "calibrate/dataset.h"
+#include "quantizer/quantize.h"
+#include "quantizer/report.h"
+#include "runtime/kv_cache.h"
+
+namespace assay {
+
+/// Where the inputs of a layer's linears come from, once the layers before it are quantized
+/// (QuantizeOptions::propagate).
+enum class CaptureMode : uint8_t {
+  kTrueSequential,  // the linears of the layer that come before are quantized, too
+  kLayer,           // the layer's own 16-bit weights; each linear runs twice
+};
+std::string_view capture_mode_name(CaptureMode mode);  // "sequential", "layer"
+
+/// One run of `assay quantize`.
+struct RunOptions {
+  std::string model;
+  std::string out;
+  QuantizeOptions quantize = {};  // scale_dtype is set by the layout
+  std::string layout = "compressed-tensors";
+  std::vector<std::string> skip =
+      {};  // modules that stay in 16 bits; '*' stands for any characters
+
+  std::string calibration = {};  // file; may be empty for algorithms that need none
+  DatasetOptions dataset = {};
+  CaptureMode capture = CaptureMode::kTrueSequential;
+  KvType kv_type = KvType::kF16;
+
+  // Nothing below changes the result.
+  uint64_t activation_memory = uint64_t{1152} << 20;  // bytes; more goes to spill_folder
+  std::string spill_folder = {};                      // empty: the state folder
+  int64_t batch_tokens = 1024;
+  uint64_t max_shard_bytes = 5'000'000'000;
+  bool resume = false;
+  bool force = false;  // replaces `out`, or an interrupted run, instead of refusing
+};
+
+/// What a run tells while it goes on. All members may be empty.
+struct RunEvents {
+  std::function<void(const ModuleReport& module)> on_module = nullptr;
+  /// Seconds of predicted work done and in all.
+  std::function<void(double done, double total, std::string_view label)> on_progress = nullptr;
+  std::function<void(std::string_view message)> on_note = nullptr;
+  std::function<bool()> stop_requested = nullptr;
+};
+
+}  // namespace assay

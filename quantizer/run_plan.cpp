@@ -1,0 +1,180 @@
+#include "quantizer/run_plan.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "convert/core/error.h"
+#include "quantizer/grid.h"
+
+namespace assay {
+namespace {
+
+constexpr size_t kMostOffenders = 12;  // listed by name
+
+// '*' stands for any characters.
+bool matches(std::string_view pattern, std::string_view text) {
+  const size_t star = pattern.find('*');
+  if (star == std::string_view::npos) return pattern == text;
+  if (!text.starts_with(pattern.substr(0, star))) return false;
+  const std::string_view rest = pattern.substr(star + 1);
+  for (size_t i = star; i <= text.size(); ++i) {
+    if (matches(rest, text.substr(i))) return true;
+  }
+  return false;
+}
+
+void check_options(const QuantizeOptions& options) {
+  if (options.bits != 4 && options.bits != 8) {
+    throw UsageError("bits: found " + std::to_string(options.bits) + ", expected 4 or 8");
+  }
+  if (options.group_size != -1 && options.group_size < 1) {
+    throw UsageError("group size: found " + std::to_string(options.group_size) +
+                     ", expected a number of columns, or -1 for whole rows");
+  }
+  if (options.solve_block_size < 1) {
+    throw UsageError("solve block: found " + std::to_string(options.solve_block_size) +
+                     ", expected at least 1 column");
+  }
+}
+
+// Why a linear cannot be quantized with these options; empty if it can.
+std::string fault_of(const LinearShape& linear, const RunPlan& plan) {
+  const int64_t group = columns_per_group(linear.in_features, plan.quantize);
+  if (linear.in_features % group != 0) {
+    return std::to_string(linear.in_features) + " columns are no multiple of group size " +
+           std::to_string(group);
+  }
+  return plan.layout->find_fault(linear, plan.quantize);
+}
+
+[[noreturn]] void refuse_offenders(const std::vector<std::string>& offenders) {
+  std::string message = std::to_string(offenders.size()) +
+                        (offenders.size() == 1 ? " linear does" : " linears do") +
+                        " not fit the scheme:";
+  for (size_t i = 0; i < std::min(offenders.size(), kMostOffenders); ++i) {
+    message += "\n  " + offenders[i];
+  }
+  if (offenders.size() > kMostOffenders) {
+    message += "\n  and " + std::to_string(offenders.size() - kMostOffenders) + " more";
+  }
+  throw UsageError(message +
+                   "\nchoose another --group-size (32, 64, 128, or -1 for whole rows), or leave "
+                   "them in 16 bits with --skip NAME");
+}
+
+void select_matrices(const RunOptions& options, RunPlan& plan) {
+  std::vector<bool> used(options.skip.size());
+  std::vector<std::string> offenders;
+  bool head_is_linear = false;
+  const auto n = static_cast<int>(plan.program.matrices.size());
+  plan.selected.assign(static_cast<size_t>(n), 0);
+  for (int i = 0; i < n; ++i) {
+    const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(i)];
+    if (slot.role == Role::kHead) head_is_linear = true;
+    if (!slot.quantizable) continue;
+    bool skipped = false;
+    for (size_t s = 0; s < options.skip.size(); ++s) {
+      if (!matches(options.skip[s], slot.module)) continue;
+      skipped = true;
+      used[s] = true;
+    }
+    if (skipped) {
+      plan.ignore.push_back(slot.module);
+      continue;
+    }
+    const std::string fault = fault_of(plan.shape(i), plan);
+    if (!fault.empty()) {
+      offenders.push_back(slot.module + " (" + std::to_string(slot.out_features) + " × " +
+                          std::to_string(slot.in_features) + "): " + fault);
+    }
+    plan.selected[static_cast<size_t>(i)] = 1;
+  }
+  for (size_t s = 0; s < used.size(); ++s) {
+    if (used[s]) continue;
+    throw UsageError("--skip " + options.skip[s] + ": no linear of this model has that name");
+  }
+  if (!offenders.empty()) refuse_offenders(offenders);
+  if (std::find(plan.selected.begin(), plan.selected.end(), 1) == plan.selected.end()) {
+    throw UsageError(options.model + ": no linear is left to be quantized");
+  }
+  // The head is a module of class Linear even where it shares the embedding's tensor.
+  if (head_is_linear) plan.ignore.push_back("lm_head");
+}
+
+}  // namespace
+
+std::string_view capture_mode_name(CaptureMode mode) {
+  return mode == CaptureMode::kLayer ? "layer" : "sequential";
+}
+
+LinearShape RunPlan::shape(int matrix) const {
+  const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
+  return {slot.module, slot.out_features, slot.in_features};
+}
+
+LayerPlan RunPlan::layer(int index) const {
+  return plan_layer(program, index, [this](const MatrixSlot& slot) {
+    return wants(static_cast<int>(&slot - program.matrices.data()));
+  });
+}
+
+double RunPlan::bits_per_weight(int matrix) const {
+  const LinearShape linear = shape(matrix);
+  uint64_t bits = 0;
+  for (const TensorSpec& tensor : layout->tensors(linear, quantize)) bits += 8 * tensor.bytes();
+  return static_cast<double>(bits) / static_cast<double>(linear.out_features * linear.in_features);
+}
+
+RunPlan plan_run(const RunOptions& options) {
+  check_options(options.quantize);
+  RunPlan plan;
+  plan.layout = &find_layout(options.layout);
+  plan.quantize = options.quantize;
+  plan.algorithm = &find_algorithm(options.quantize.algorithm);
+  plan.layout->check(options.quantize);
+  plan.calibrated = !options.calibration.empty();
+  if (!plan.calibrated && plan.algorithm->needs_calibration) {
+    throw UsageError("algorithm " + options.quantize.algorithm +
+                     " needs calibration data; add --calibration FILE (text, .jsonl, .npy or "
+                     ".safetensors)");
+  }
+  if (!plan.calibrated && options.quantize.scale_search == ScaleSearch::kHessianGrid) {
+    throw UsageError(
+        "--scales grid needs calibration data; add --calibration FILE, or use --scales min-max");
+  }
+  plan.checkpoint = Checkpoint::open(options.model);
+  if (plan.checkpoint->kind() != CheckpointKind::kHuggingFace) {
+    throw UnsupportedError(options.model + ": found a " +
+                           std::string(checkpoint_kind_name(plan.checkpoint->kind())) +
+                           " model, expected a Hugging Face folder with 16- or 32-bit weights");
+  }
+  plan.program = build_program(plan.checkpoint->spec(), plan.checkpoint->tensors());
+  const DType source = plan.checkpoint->spec().source_dtype;
+  plan.quantize.scale_dtype = plan.layout->scale_dtype(source);
+  plan.quantize.scales_fit_bf16 =
+      plan.quantize.scale_dtype == DType::kF16 && source == DType::kBF16;
+  select_matrices(options, plan);
+  return plan;
+}
+
+std::vector<TensorSource> output_tensors(const RunPlan& plan) {
+  std::vector<TensorSource> out;
+  std::vector<std::string> replaced;
+  for (size_t i = 0; i < plan.selected.size(); ++i) {
+    if (plan.selected[i] == 0) continue;
+    const LinearShape linear = plan.shape(static_cast<int>(i));
+    replaced.push_back(std::string(linear.module) + ".weight");
+    for (TensorSpec& tensor : plan.layout->tensors(linear, plan.quantize)) {
+      out.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape), nullptr});
+    }
+  }
+  std::sort(replaced.begin(), replaced.end());
+  for (const std::string& name : plan.checkpoint->safetensors()->names()) {
+    if (std::binary_search(replaced.begin(), replaced.end(), name)) continue;
+    const TensorView& view = plan.checkpoint->safetensors()->find(name)->view;
+    out.push_back({name, view.dtype, view.shape, nullptr});
+  }
+  return out;
+}
+
+}  // namespace assay

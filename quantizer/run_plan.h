@@ -1,0 +1,43 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "calibrate/layer_plan.h"
+#include "convert/checkpoint.h"
+#include "convert/safetensors.h"
+#include "quantizer/layouts/layout.h"
+#include "quantizer/run_options.h"
+#include "runtime/program.h"
+
+namespace assay {
+
+/// A run whose model and options were checked, before anything is computed: which linears are
+/// quantized, and every tensor that the result will have.
+struct RunPlan {
+  std::shared_ptr<const Checkpoint> checkpoint;
+  Program program;
+  QuantizeOptions quantize;  // scale type as the layout wants it
+  const Algorithm* algorithm = nullptr;
+  const CheckpointLayout* layout = nullptr;
+  bool calibrated = false;          // activations are walked and Hessians made
+  std::vector<char> selected;       // by Program::matrices: 1 if it is quantized
+  std::vector<std::string> ignore;  // linears that stay in 16 bits
+
+  bool wants(int matrix) const { return selected[static_cast<size_t>(matrix)] != 0; }
+  LinearShape shape(int matrix) const;
+  LayerPlan layer(int index) const;
+  /// Bits per weight of a quantized linear, scales and zero points included.
+  double bits_per_weight(int matrix) const;
+};
+
+/// Opens the model (headers only) and checks everything that can be checked before work begins.
+/// Throws UsageError with the list of all linears that do not divide into groups (case B38),
+/// UnsupportedError for a model that is quantized already.
+RunPlan plan_run(const RunOptions& options);
+
+/// Tensors of the result without their bytes: TensorSource::write is empty.
+std::vector<TensorSource> output_tensors(const RunPlan& plan);
+
+}  // namespace assay

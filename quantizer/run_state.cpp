@@ -1,0 +1,212 @@
+#include "quantizer/run_state.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/core/sha256.h"
+#include "quantizer/fingerprint.h"
+
+namespace assay {
+namespace {
+
+constexpr int kStateVersion = 1;
+
+std::string numbered(const char* prefix, int number, const char* suffix) {
+  std::string digits = std::to_string(number);
+  digits.insert(0, digits.size() < 5 ? 5 - digits.size() : 0, '0');
+  return prefix + digits + suffix;
+}
+
+std::string state_file(const std::string& folder) { return folder + "/state.json"; }
+
+[[noreturn]] void damaged(const std::string& path, const std::string& what) {
+  throw FormatError(path + ": " + what +
+                    "; the state of the interrupted run is damaged, start again with --force");
+}
+
+}  // namespace
+
+void Checksum::update(std::span<const std::byte> bytes) {
+  uint64_t value = value_;
+  for (size_t i = 0; i + 4 <= bytes.size(); i += 4) {
+    uint32_t word;
+    std::memcpy(&word, bytes.data() + i, sizeof(word));
+    value = (value ^ word) * 0x9fb21c651e98df25u;
+    value ^= value >> 29;
+  }
+  value_ = value;
+}
+
+bool RunState::exists(const std::string& folder) { return file_exists(state_file(folder)); }
+
+RunState::RunState(std::string folder, Json fingerprint)
+    : folder_(std::move(folder)), fingerprint_(std::move(fingerprint)) {
+  if (::mkdir(folder_.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw FileError(folder_ + ": cannot make the folder: " + std::strerror(errno));
+  }
+  lock();
+  if (exists(folder_)) {
+    read(fingerprint_);
+  } else {
+    write();
+  }
+}
+
+RunState::~RunState() {
+  if (lock_fd_ >= 0) ::close(lock_fd_);
+}
+
+void RunState::lock() {
+  const std::string path = folder_ + "/lock";
+  lock_fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (lock_fd_ < 0) throw FileError(path + ": cannot open: " + std::strerror(errno));
+  if (::flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
+    const int error = errno;
+    ::close(lock_fd_);
+    lock_fd_ = -1;
+    throw FileError(path + ": " +
+                    (error == EWOULDBLOCK ? "another process is working on this result"
+                                          : std::strerror(error)));
+  }
+}
+
+void RunState::read(const Json& fingerprint) {
+  const std::string path = state_file(folder_);
+  const Json state = read_json_file(path);
+  if (state.at("version").as_integer() != kStateVersion) {
+    throw UsageError(path + ": written by another version; start again with --force");
+  }
+  const std::string difference = fingerprint_difference(state.at("fingerprint"), fingerprint);
+  if (!difference.empty()) {
+    throw UsageError(path + ": the interrupted run differs from this one in " + difference +
+                     "; use the same model, data and options, or start again with --force");
+  }
+  for (const Json& layer : state.at("layers").as_array()) {
+    layers_.push_back({layer.at("file").as_string(), layer.at("sha256").as_string()});
+    reports_.push_back(layer_report_from_json(layer.at("report")));
+  }
+  const Json& stream = state.at("stream");
+  if (stream.is_null()) return;
+  stream_.file = stream.at("file").as_string();
+  stream_.bytes = static_cast<uint64_t>(stream.at("bytes").as_integer());
+  stream_.checksum = std::stoull(stream.at("checksum").as_string(), nullptr, 16);
+  for (const Json& r : stream.at("registers").as_array()) {
+    stream_.registers.push_back(static_cast<int>(r.as_integer()));
+  }
+}
+
+void RunState::write() const {
+  Json layers = Json::array();
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    Json layer = Json::object();
+    layer.set("file", layers_[i].file)
+        .set("sha256", layers_[i].sha256)
+        .set("report", to_json(reports_[i]));
+    layers.push(layer);
+  }
+  Json stream;
+  if (!stream_.file.empty()) {
+    Json registers = Json::array();
+    for (const int r : stream_.registers) registers.push(r);
+    char checksum[17];
+    std::snprintf(checksum, sizeof(checksum), "%016llx",
+                  static_cast<unsigned long long>(stream_.checksum));
+    stream.set("file", stream_.file)
+        .set("bytes", stream_.bytes)
+        .set("checksum", checksum)
+        .set("registers", registers);
+  }
+  Json state = Json::object();
+  state.set("version", kStateVersion)
+      .set("fingerprint", fingerprint_)
+      .set("layers", layers)
+      .set("stream", stream);
+  write_text_file(state_file(folder_), state.dump() + "\n");
+}
+
+RunState::Stream RunState::write_stream(const StreamWalk& walk, int next_layer) const {
+  Stream stream;
+  stream.file = numbered("stream-", next_layer, ".f32");
+  stream.registers = walk.held_registers();
+  AtomicFile file(folder_ + "/" + stream.file);
+  Checksum checksum;
+  walk.save([&](std::span<const float> values) {
+    checksum.update(std::as_bytes(values));
+    file.write(std::as_bytes(values));
+  });
+  stream.bytes = file.size();
+  stream.checksum = checksum.value();
+  file.commit();
+  return stream;
+}
+
+void RunState::commit_layer(const LayerReport& report, std::vector<TensorSource> tensors,
+                            const StreamWalk* walk) {
+  const int layer = n_layers_done();
+  const std::string name = numbered("layer-", layer, ".safetensors");
+  const WrittenFile written = write_safetensors(folder_ + "/" + name, std::move(tensors));
+  Stream next;
+  if (walk != nullptr) next = write_stream(*walk, layer + 1);
+  const std::string old = stream_.file;
+  layers_.push_back({name, written.sha256});
+  reports_.push_back(report);
+  stream_ = next;
+  write();
+  if (!old.empty() && old != stream_.file) ::unlink((folder_ + "/" + old).c_str());
+}
+
+void RunState::restore_walk(StreamWalk& walk) const {
+  ASSAY_CHECK(!stream_.file.empty());
+  const std::string path = folder_ + "/" + stream_.file;
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) damaged(path, std::string("cannot open: ") + std::strerror(errno));
+  struct Closer {
+    int fd;
+    ~Closer() { ::close(fd); }
+  } closer{fd};
+  struct stat info;
+  if (::fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != stream_.bytes) {
+    damaged(path, "has another size than it was written with");
+  }
+  Checksum checksum;
+  walk.restore(stream_.registers, [&](std::span<float> out) {
+    auto bytes = std::as_writable_bytes(out);
+    for (size_t done = 0; done < bytes.size();) {
+      const ssize_t n = ::read(fd, bytes.data() + done, bytes.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) damaged(path, n < 0 ? std::strerror(errno) : "ends too early");
+      done += static_cast<size_t>(n);
+    }
+    checksum.update(bytes);
+  });
+  if (checksum.value() != stream_.checksum) damaged(path, "has other contents than were written");
+}
+
+std::vector<SafetensorsFile> RunState::open_layers() const {
+  std::vector<SafetensorsFile> files;
+  for (const Layer& layer : layers_) {
+    const std::string path = folder_ + "/" + layer.file;
+    if (!file_exists(path) || sha256_of_file(path) != layer.sha256) {
+      damaged(path, "is missing or has other contents than were written");
+    }
+    files.push_back(SafetensorsFile::open(path));
+  }
+  return files;
+}
+
+void RunState::remove() {
+  std::error_code error;
+  std::filesystem::remove_all(folder_, error);
+  if (error) throw FileError(folder_ + ": cannot remove the folder: " + error.message());
+}
+
+}  // namespace assay

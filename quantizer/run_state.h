@@ -1,0 +1,80 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "calibrate/walk.h"
+#include "convert/safetensors.h"
+#include "quantizer/report.h"
+
+namespace assay {
+
+/// What a run has finished, kept in a folder of its own so that another process can go on after a
+/// kill at any moment: per layer one safetensors file of its quantized tensors, the activations
+/// that go into the next layer, and state.json, whose rename is the moment at which a layer counts
+/// as done. Nothing that state.json does not name is ever read.
+class RunState {
+ public:
+  /// Opens the folder, creating it if need be, and takes its lock (FileError if another process
+  /// holds it). A state that is there must have this fingerprint (UsageError naming the field).
+  RunState(std::string folder, Json fingerprint);
+  ~RunState();
+  RunState(const RunState&) = delete;
+  RunState& operator=(const RunState&) = delete;
+
+  /// Whether the folder holds a state from which a run can go on.
+  static bool exists(const std::string& folder);
+
+  const std::string& folder() const { return folder_; }
+  int n_layers_done() const { return static_cast<int>(layers_.size()); }
+  const std::vector<LayerReport>& reports() const { return reports_; }
+
+  /// Makes one more layer durable. `walk` may be null if there is no stream to go on with.
+  void commit_layer(const LayerReport& report, std::vector<TensorSource> tensors,
+                    const StreamWalk* walk);
+  /// Puts the activations back that go into the first layer that is not done. FormatError if the
+  /// file was changed.
+  void restore_walk(StreamWalk& walk) const;
+  /// Files with the tensors of the layers that are done, checked against their hashes.
+  std::vector<SafetensorsFile> open_layers() const;
+  /// Removes the folder; called when the result has its final name.
+  void remove();
+
+ private:
+  struct Layer {
+    std::string file;
+    std::string sha256;
+  };
+  struct Stream {
+    std::string file;  // empty: none
+    uint64_t bytes = 0;
+    uint64_t checksum = 0;
+    std::vector<int> registers;
+  };
+  void lock();
+  void read(const Json& fingerprint);
+  void write() const;
+  Stream write_stream(const StreamWalk& walk, int next_layer) const;
+
+  std::string folder_;
+  Json fingerprint_;
+  int lock_fd_ = -1;
+  std::vector<Layer> layers_;
+  std::vector<LayerReport> reports_;
+  Stream stream_;
+};
+
+/// Order-dependent 64-bit checksum of temporary data: finds damage, proves nothing.
+class Checksum {
+ public:
+  void update(std::span<const std::byte> bytes);  // multiples of 4 bytes
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0x9e3779b97f4a7c15u;
+};
+
+}  // namespace assay

@@ -1,0 +1,220 @@
+#include "calibrate/walk.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "convert/core/error.h"
+#include "tests/calibrate/small_program.h"
+#include "tests/support/bits_equal.h"
+#include "tests/support/random.h"
+#include "tests/support/temporary_directory.h"
+
+namespace assay {
+namespace {
+
+using test::bits_equal;
+
+constexpr int64_t kLength = 9;
+constexpr int64_t kWindows = 5;
+constexpr int64_t kHidden = 64;
+constexpr int kLayers = 2;
+
+bool every_linear(const MatrixSlot&) { return true; }
+
+TokenWindows make_windows() {
+  TokenWindows windows;
+  windows.n_windows = kWindows;
+  windows.window_length = kLength;
+  windows.ids.assign(kWindows * kLength, 1);
+  return windows;
+}
+
+// The stream into layer 0, in place of an embedding.
+std::vector<float> make_stream() {
+  return test::random_floats(static_cast<size_t>(kWindows * kLength * kHidden), 5);
+}
+
+void feed(StreamWalk& walk, const Program& program, const std::vector<float>& stream) {
+  size_t at = 0;
+  walk.restore({program.residual.index}, [&](std::span<float> out) {
+    std::copy_n(stream.begin() + static_cast<int64_t>(at), out.size(), out.begin());
+    at += out.size();
+  });
+}
+
+std::vector<float> stream_of(const StreamWalk& walk) {
+  std::vector<float> out;
+  walk.save(
+      [&](std::span<const float> values) { out.insert(out.end(), values.begin(), values.end()); });
+  return out;
+}
+
+// Each window alone, op after op, with nothing stored between them. `captured` gets the register
+// `r` of every window before op `op`.
+std::vector<float> run_directly(const test::SmallModel& model, const std::vector<float>& stream,
+                                int op, Register r, std::vector<float>& captured) {
+  std::vector<float> out;
+  for (int64_t w = 0; w < kWindows; ++w) {
+    CpuContext context;
+    context.weights = &model.weights;
+    KvCache cache(model.program.cache_layers, KvType::kF16, 1, kLength);
+    context.cache = &cache;
+    const int begin = model.program.layers.front().begin;
+    const int end = model.program.layers.back().end;
+    prepare_registers(model.program, begin, end, kLength, context);
+    for (int64_t t = 0; t < kLength; ++t) context.rows.push_back({0, t});
+    auto& h = context.registers.f32[static_cast<size_t>(model.program.residual.index)];
+    const auto first = stream.begin() + w * kLength * kHidden;
+    std::copy(first, first + kLength * kHidden, h.begin());
+    for (int i = begin; i < end; ++i) {
+      if (i == op) {
+        const auto& values = context.registers.f32[static_cast<size_t>(r.index)];
+        captured.insert(captured.end(), values.begin(), values.end());
+      }
+      run_op(model.program.ops[static_cast<size_t>(i)], context);
+    }
+    out.insert(out.end(), h.begin(), h.end());
+  }
+  return out;
+}
+
+struct Walked {
+  std::vector<float> stream;
+  Hessian hessian;  // of the last stop of layer 1
+  uint64_t most_spilled = 0;
+};
+
+Walked walk_through(const test::SmallModel& model, const std::vector<float>& stream,
+                    int64_t batch_tokens, uint64_t memory_limit) {
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(memory_limit, folder.path());
+  const TokenWindows windows = make_windows();
+  Walked out;
+  {
+    StreamWalk walk(model.program, model.weights, windows, {KvType::kF16, batch_tokens}, memory);
+    feed(walk, model.program, stream);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      const LayerPlan plan = plan_layer(model.program, layer, every_linear);
+      for (size_t s = 0; s < plan.segments.size(); ++s) {
+        walk.run_segment(plan, s);
+        if (layer == 1 && s + 2 == plan.segments.size()) {
+          out.hessian = walk.captured_hessian(plan.stops[s], "last");
+        }
+      }
+    }
+    out.stream = stream_of(walk);
+    out.most_spilled = memory.most_spilled_bytes();
+  }
+  EXPECT_EQ(memory.used_bytes(), 0u);
+  EXPECT_EQ(memory.spilled_bytes(), 0u);
+  return out;
+}
+
+Hessian hessian_of(const std::vector<float>& x, int64_t n) {
+  ChannelMaxima maxima(n);
+  maxima.add(x.data(), static_cast<int64_t>(x.size()) / n);
+  Gram gram(maxima.exponents());
+  gram.add(x.data(), static_cast<int64_t>(x.size()) / n);
+  return gram.finish();
+}
+
+TEST(StreamWalk, EqualsRunningEachWindowAloneOpByOp) {
+  const test::SmallModel model = test::make_small_model(kLayers, 3);
+  const std::vector<float> stream = make_stream();
+  const LayerPlan last = plan_layer(model.program, 1, every_linear);
+  std::vector<float> captured;
+  const std::vector<float> expected =
+      run_directly(model, stream, last.stops.back().op, last.stops.back().input, captured);
+
+  const Walked walked = walk_through(model, stream, 1, uint64_t{1} << 30);
+
+  EXPECT_TRUE(bits_equal(walked.stream, expected));
+  EXPECT_EQ(walked.hessian.n_tokens, kWindows * kLength);
+  EXPECT_TRUE(bits_equal(walked.hessian.values, hessian_of(captured, 96).values));
+}
+
+TEST(StreamWalk, BatchesAndSpillingChangeNothing) {
+  const test::SmallModel model = test::make_small_model(kLayers, 3);
+  const std::vector<float> stream = make_stream();
+  const Walked expected = walk_through(model, stream, 1, uint64_t{1} << 30);
+
+  for (const int64_t batch_tokens : {2 * kLength, 100 * kLength}) {
+    for (const uint64_t limit : {uint64_t{0}, uint64_t{20000}, uint64_t{1} << 30}) {
+      const Walked actual = walk_through(model, stream, batch_tokens, limit);
+
+      EXPECT_TRUE(bits_equal(actual.stream, expected.stream));
+      EXPECT_TRUE(bits_equal(actual.hessian.values, expected.hessian.values));
+      EXPECT_EQ(actual.most_spilled > 0, limit < 1000000) << limit;
+    }
+  }
+}
+
+TEST(StreamWalk, AForkLeavesTheFirstWalkWhereItWas) {
+  const test::SmallModel model = test::make_small_model(kLayers, 3);
+  const test::SmallModel other = test::make_small_model(kLayers, 4);
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(uint64_t{1} << 30, folder.path());
+  const TokenWindows windows = make_windows();
+  StreamWalk walk(model.program, model.weights, windows, {}, memory);
+  feed(walk, model.program, make_stream());
+  const LayerPlan plan = plan_layer(model.program, 0, every_linear);
+
+  std::vector<float> forked;
+  {
+    StreamWalk fork = walk.fork(other.weights);
+    for (size_t s = 0; s < plan.segments.size(); ++s) fork.run_segment(plan, s);
+    forked = stream_of(fork);
+  }
+  const std::vector<float> before = stream_of(walk);
+  for (size_t s = 0; s < plan.segments.size(); ++s) walk.run_segment(plan, s);
+
+  EXPECT_TRUE(bits_equal(before, make_stream()));
+  EXPECT_FALSE(bits_equal(stream_of(walk), forked));
+}
+
+TEST(StreamWalk, SaveAndRestoreGiveTheSameStream) {
+  const test::SmallModel model = test::make_small_model(kLayers, 3);
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(uint64_t{1} << 30, folder.path());
+  const TokenWindows windows = make_windows();
+  StreamWalk walk(model.program, model.weights, windows, {KvType::kF16, 2 * kLength}, memory);
+  feed(walk, model.program, make_stream());
+  const LayerPlan plan = plan_layer(model.program, 0, every_linear);
+  for (size_t s = 0; s < plan.segments.size(); ++s) walk.run_segment(plan, s);
+  const std::vector<float> saved = stream_of(walk);
+  EXPECT_EQ(walk.held_registers(), std::vector<int>{model.program.residual.index});
+
+  // Another batch size: the layout of what is saved does not depend on it.
+  StreamWalk later(model.program, model.weights, windows, {KvType::kF16, kLength}, memory);
+  feed(later, model.program, saved);
+
+  EXPECT_TRUE(bits_equal(stream_of(later), saved));
+}
+
+TEST(StreamWalk, NamesWindowPositionAndChannelOfAnInputThatIsNotFinite) {
+  const test::SmallModel model = test::make_small_model(kLayers, 3);
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(uint64_t{1} << 30, folder.path());
+  const TokenWindows windows = make_windows();
+  StreamWalk walk(model.program, model.weights, windows, {}, memory);
+  std::vector<float> stream = make_stream();
+  stream[static_cast<size_t>((3 * kLength + 4) * kHidden + 7)] =
+      std::numeric_limits<float>::infinity();
+  feed(walk, model.program, stream);
+  const LayerPlan plan = plan_layer(model.program, 0, every_linear);
+  walk.run_segment(plan, 0);
+  try {
+    walk.captured_hessian(plan.stops[0], "layers.0.q_proj");
+    FAIL() << "expected NumericError";
+  } catch (const NumericError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("layers.0.q_proj"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("window 3, position 4"));
+  }
+}
+
+}  // namespace
+}  // namespace assay
