@@ -1,0 +1,234 @@
+#include "verify/equivalence.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "convert/core/error.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/verify/fake_executor.h"
+#include "tests/verify/markup.h"
+#include "verify/equivalence_output.h"
+#include "verify/write_reference.h"
+
+namespace assay {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Side fake_side(const test::FakeFaults& faults = {}, int n_sequences = 4) {
+  return Side::from_executor("fake",
+                             test::make_fake_executor({.n_sequences = n_sequences}, faults));
+}
+
+const Check& find(const EquivalenceReport& report, std::string_view name) {
+  for (const Check& check : report.checks) {
+    if (check.name == name) return check;
+  }
+  throw std::runtime_error("no check " + std::string(name));
+}
+
+EquivalenceReport compare(const test::FakeFaults& faults, EquivalenceOptions options = {}) {
+  Side a = fake_side(), b = fake_side(faults);
+  return verify_equivalence(a, b, options);
+}
+
+/// A list of ids in a file, as --token-ids takes it.
+std::string ids_file(const test::TemporaryDirectory& folder, int n) {
+  std::string text = "[0";
+  for (int i = 1; i < n; ++i) text += "," + std::to_string(i * 11 % 40);
+  return folder.write("ids.json", text + "]");
+}
+
+/// A bundle that a fake model wrote.
+std::string bundle(const test::TemporaryDirectory& folder, const std::string& name,
+                   const test::FakeFaults& faults = {}) {
+  WriteReferenceOptions options;
+  options.folder = folder.file(name);
+  options.model = "fake";
+  ReferencePrompt shorter, longer;
+  shorter.id = "len0005";
+  shorter.kind = "length";
+  shorter.token_ids = {0, 3, 9, 27, 1};
+  longer.id = "all0012";
+  longer.kind = "all_positions";
+  longer.token_ids = {0, 7, 14, 21, 28, 35, 2, 9, 16, 23, 30, 37};
+  options.prompts.prompts = {shorter, longer};
+  options.prompts.bos_id = 0;
+  options.greedy_ids = {"len0005"};
+  options.n_new_tokens = 6;
+  options.windows = cut_windows(std::vector<int32_t>(64, 5), 32, 0, 0);
+  write_reference(*test::make_fake_executor({}, faults), options);
+  return options.folder;
+}
+
+EquivalenceReport compare_bundle(const std::string& path, const test::FakeFaults& faults = {},
+                                 EquivalenceOptions options = {}) {
+  Side a = Side::open(path), b = fake_side(faults);
+  return verify_equivalence(a, b, options);
+}
+
+TEST(VerifyEquivalence, FindsASoundModelEqualToItself) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.tokens.token_ids_file = ids_file(folder, 200);
+  options.tokens.window_length = 64;
+
+  const EquivalenceReport report = compare({}, options);
+
+  EXPECT_TRUE(report.equal());
+  EXPECT_TRUE(report.policy.bitwise);
+  for (const Check& check : report.checks) {
+    EXPECT_EQ(check.outcome, Outcome::kEqual) << check.name << ": " << check.summary;
+  }
+  EXPECT_THAT(report.windows, HasSubstr("3 windows of 64 tokens"));
+  EXPECT_THAT(to_text(report), HasSubstr("EQUAL, bit for bit"));
+}
+
+TEST(VerifyEquivalence, LocatesOneFlippedBitInOneOp) {
+  const EquivalenceReport report =
+      compare({.op = "layers.1.mlp.up_proj", .position = 0, .index = 5});
+
+  EXPECT_FALSE(report.equal());
+  const Check& logits = find(report, "logits");
+  EXPECT_EQ(logits.outcome, Outcome::kDifferent);
+  const Json& location = logits.data.at("location");
+  EXPECT_EQ(location.at("op").as_string(), "layers.1.mlp.up_proj");
+  EXPECT_EQ(location.at("module").as_string(), "model.layers.1.mlp.up_proj");
+  EXPECT_EQ(location.at("layer").as_integer(), 1);
+  EXPECT_EQ(location.at("position").as_integer(), 0);
+  EXPECT_EQ(location.at("index").as_integer(), 5);
+  EXPECT_THAT(to_text(report),
+              AllOf(HasSubstr("first differing op: layers.1.mlp.up_proj"), HasSubstr("DIFFERENT")));
+}
+
+TEST(VerifyEquivalence, ReportsAModelThatDiffersFromItselfInOtherChunks) {
+  const EquivalenceReport report = compare({.depends_on_chunks = true});
+
+  EXPECT_EQ(find(report, "self-equality A").outcome, Outcome::kEqual);
+  EXPECT_EQ(find(report, "self-equality B").outcome, Outcome::kDifferent);
+}
+
+TEST(VerifyEquivalence, Case_B79_GivesExactlyZeroDeltaForAModelWithItself) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.tokens.token_ids_file = ids_file(folder, 200);
+  options.tokens.window_length = 64;
+
+  const Json data = find(compare({}, options), "nll").data;
+
+  EXPECT_EQ(data.at("delta_nll").as_number(), 0.0);
+  EXPECT_EQ(data.at("kld").as_number(), 0.0);
+  EXPECT_EQ(data.at("n_scored").as_integer(), 3 * 63);
+  EXPECT_EQ(data.at("n_unused_tokens").as_integer(), 8);
+  EXPECT_EQ(data.at("first_scored_position").as_integer(), 1);
+}
+
+TEST(VerifyEquivalence, Case_B79_RefusesATextOfOneToken) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.tokens.token_ids_file = ids_file(folder, 1);
+
+  EXPECT_THROW(compare({}, options), UsageError);
+}
+
+TEST(VerifyEquivalence, RefusesTokenIdsOutsideTheVocabulary) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.tokens.token_ids_file = folder.write("ids.json", "[0, 1, 40]");
+
+  EXPECT_THROW(compare({}, options), FormatError);
+}
+
+TEST(VerifyEquivalence, HoldsDifferencesAgainstTheUsersLimit) {
+  EquivalenceOptions wide, narrow;
+  wide.policy.max_logit_difference = 0.5;
+  narrow.policy.max_logit_difference = 0.1;
+  const test::FakeFaults faults = {.position = 0, .logit_shift = 0.25f};
+
+  EXPECT_EQ(find(compare(faults, wide), "logits").outcome, Outcome::kWithin);
+  EXPECT_EQ(find(compare(faults, narrow), "logits").outcome, Outcome::kDifferent);
+}
+
+TEST(VerifyEquivalence, OnlyReportsWhereNoLimitIsGiven) {
+  EquivalenceOptions options;
+  options.policy.bitwise = false;
+  options.self_equality = false;
+  options.greedy = false;
+
+  const EquivalenceReport report = compare({.position = 0, .logit_shift = 0.25f}, options);
+
+  EXPECT_TRUE(report.equal());
+  EXPECT_FALSE(report.judged());
+  EXPECT_THAT(to_text(report), HasSubstr("NOT JUDGED"));
+}
+
+TEST(VerifyEquivalence, FindsItsOwnBundleEqualBitForBit) {
+  const test::TemporaryDirectory folder;
+
+  const EquivalenceReport report = compare_bundle(bundle(folder, "good"));
+
+  EXPECT_TRUE(report.policy.bitwise);
+  for (const Check& check : report.checks) {
+    EXPECT_EQ(check.outcome, Outcome::kEqual) << check.name << ": " << check.summary;
+  }
+  EXPECT_EQ(find(report, "hidden states").outcome, Outcome::kEqual);
+  EXPECT_EQ(find(report, "nll").data.at("n_windows").as_integer(), 2);
+}
+
+TEST(VerifyEquivalence, Case_B80_FindsADifferenceFromAWrongReference) {
+  const test::TemporaryDirectory folder;
+
+  const EquivalenceReport report =
+      compare_bundle(bundle(folder, "good"), {.op = "layers.0.mlp.up_proj", .position = 2});
+
+  EXPECT_FALSE(report.equal());
+  EXPECT_THAT(find(report, "hidden states").details.front(), HasSubstr("layer.0.output: row 2"));
+}
+
+TEST(VerifyEquivalence, ComparesTwoBundles) {
+  const test::TemporaryDirectory folder;
+  const std::string good = bundle(folder, "good"),
+                    bad = bundle(folder, "bad", {.op = "lm_head", .position = 4, .index = 9});
+  Side a = Side::open(good), b = Side::open(bad), again = Side::open(good);
+
+  EXPECT_TRUE(verify_equivalence(a, again, {}).equal());
+  const EquivalenceReport report = verify_equivalence(a, b, {});
+
+  EXPECT_FALSE(report.equal());
+  EXPECT_THAT(find(report, "logits").details.front(), HasSubstr("\"len0005\" (last position)"));
+}
+
+TEST(VerifyEquivalence, TakesPromptsOfTheBundleOnly) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.tokens.prompts_file = "prompts.json";
+
+  EXPECT_THROW(compare_bundle(bundle(folder, "good"), {}, options), UsageError);
+}
+
+TEST(VerifyEquivalence, StopsWhereProgressThrows) {
+  Side a = fake_side(), b = fake_side();
+  const auto stop = [](double, std::string_view) { throw StoppedError("stopped"); };
+
+  EXPECT_THROW(verify_equivalence(a, b, {}, stop), StoppedError);
+}
+
+TEST(EquivalenceOutput, HasOneJunitCaseACheckAndIsWellFormed) {
+  const EquivalenceReport report = compare({.op = "lm_head", .position = 0, .index = 1});
+
+  const std::string xml = to_junit(report);
+
+  EXPECT_EQ(test::find_markup_fault(xml), "");
+  EXPECT_THAT(xml, AllOf(HasSubstr("<failure message="), HasSubstr("name=\"self-equality B\"")));
+}
+
+TEST(EquivalenceOutput, IsTheSameTextTwice) {
+  EXPECT_EQ(to_json(compare({})).dump(), to_json(compare({})).dump());
+}
+
+}  // namespace
+}  // namespace assay

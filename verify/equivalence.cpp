@@ -1,0 +1,233 @@
+#include "verify/equivalence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "convert/core/error.h"
+#include "convert/core/version.h"
+#include "verify/checks.h"
+#include "verify/describe.h"
+#include "verify/self_equality.h"
+#include "verify/weights.h"
+
+namespace assay {
+namespace {
+
+KvType choose_kv_type(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  if (options.kv_type) return *options.kv_type;
+  for (const Side* side : {&a, &b}) {
+    if (!side->is_bundle()) continue;
+    const auto type = kv_type_from_name(side->bundle().header().kv_type);
+    if (type) return *type;
+  }
+  return KvType::kF16;
+}
+
+/// The bundle of a pair, or nullptr.
+const ReferenceBundle* bundle_of(const Side& a, const Side& b) {
+  if (a.is_bundle()) return &a.bundle();
+  return b.is_bundle() ? &b.bundle() : nullptr;
+}
+
+bool is_canonical(const PromptFile& header, std::string_view kv_type) {
+  return header.arithmetic == kArithmetic && header.kv_type == kv_type;
+}
+
+PairKind pair_kind(const Side& a, const Side& b, KvType kv_type,
+                   const std::optional<WeightsComparison>& weights) {
+  if (const ReferenceBundle* bundle = bundle_of(a, b)) {
+    const Side& other = a.is_bundle() ? b : a;
+    const bool canonical = other.is_bundle()
+                               ? is_canonical(bundle->header(), other.bundle().header().kv_type) &&
+                                     other.bundle().header().arithmetic == kArithmetic
+                               : is_canonical(bundle->header(), kv_type_name(kv_type));
+    return canonical ? PairKind::kCanonicalReference : PairKind::kForeignReference;
+  }
+  if (!weights || weights->same_formats()) return PairKind::kSameFormats;
+  return weights->plain_a() != weights->plain_b() ? PairKind::kQuantizedOriginal
+                                                  : PairKind::kSameWeightsOtherFormats;
+}
+
+/// Positions that a model's context has room for.
+int64_t most_positions(const Side& side) {
+  if (side.checkpoint()) return side.checkpoint()->spec().context_length;
+  if (!side.has_executor()) return INT64_MAX;
+  const int64_t context = side.executor_context();
+  return context > 0 ? context : INT64_MAX;
+}
+
+/// New tokens of the greedy runs: what the bundle has, else what was asked for.
+int64_t greedy_tokens(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  const ReferenceBundle* bundle = bundle_of(a, b);
+  if (bundle == nullptr) return options.n_new_tokens;
+  int64_t n = 0;
+  for (const ReferenceGreedy& greedy : bundle->greedy()) {
+    n = std::max(n, static_cast<int64_t>(greedy.run.token_ids.size()));
+  }
+  return n;
+}
+
+/// Positions per sequence that the plan needs.
+int64_t needed_context(const TokenPlan& plan, int64_t n_new_tokens) {
+  int64_t most = 8;  // the three decode steps of the self-equality check always fit
+  for (const ReferencePrompt& prompt : plan.prompts) {
+    const bool greedy = std::find(plan.greedy_ids.begin(), plan.greedy_ids.end(), prompt.id) !=
+                        plan.greedy_ids.end();
+    most = std::max(most, static_cast<int64_t>(prompt.token_ids.size()) +
+                              (greedy ? std::max<int64_t>(n_new_tokens, 8) : 8));
+  }
+  if (plan.windows) most = std::max(most, plan.windows->window_length);
+  return most;
+}
+
+void drop_greedy_without_room(int64_t room, int64_t n_new_tokens, TokenPlan& plan) {
+  std::erase_if(plan.greedy_ids, [&](const std::string& id) {
+    const auto n = static_cast<int64_t>(plan.find_prompt(id)->token_ids.size());
+    if (n <= room - n_new_tokens) return false;
+    plan.notes.push_back(
+        fmt::format("prompt \"{}\" is not continued: {} + {} tokens, the context "
+                    "is {}",
+                    id, n, n_new_tokens, room));
+    return true;
+  });
+}
+
+void load_models(Side& a, Side& b, const ExecutorOptions& executor,
+                 const std::string& device_name) {
+  const bool needed =
+      (a.checkpoint() && !a.has_executor()) || (b.checkpoint() && !b.has_executor());
+  if (!needed) return;
+  const std::unique_ptr<Device> device = open_device(device_name);
+  a.load(*device, executor);
+  b.load(*device, executor);
+}
+
+constexpr double kSelfEqualityCost = 1200.0;  // tokens: a few passes, one of them token by token
+constexpr double kLoadCost = 100.0;
+
+/// Cost of everything that run_checks does, in the meter's unit.
+double total_cost(const TokenPlan& plan, int64_t n_new_tokens, const EquivalenceOptions& options) {
+  double total = kLoadCost;
+  for (const ReferencePrompt& prompt : plan.prompts) {
+    if (options.logits) total += static_cast<double>(prompt.token_ids.size());
+  }
+  for (const std::string& id : plan.greedy_ids) {
+    if (!options.greedy) break;
+    total += static_cast<double>(plan.find_prompt(id)->token_ids.size()) +
+             WorkMeter::kDecodeCost * static_cast<double>(n_new_tokens);
+  }
+  if (plan.windows && options.nll) {
+    total += static_cast<double>(plan.windows->n_scored()) +
+             static_cast<double>(plan.windows->windows.size());
+  }
+  return total + (options.self_equality ? 2.0 * kSelfEqualityCost : 0.0);
+}
+
+/// Everything that runs the models.
+void run_checks(Side& a, Side& b, const TokenPlan& plan, int64_t n_new_tokens,
+                const EquivalenceOptions& options, WorkMeter& meter, EquivalenceReport& report) {
+  const Policy& policy = report.policy;
+  if (options.logits) {
+    Check logits = check_logits(a, b, plan, policy, meter);
+    if (logits.outcome == Outcome::kDifferent) {
+      meter.begin("looking for the first differing op", 0.0);
+      add_location(a, b, plan, logits);
+    }
+    report.checks.push_back(std::move(logits));
+    if (auto hidden = check_hidden(a, b, plan, policy)) report.checks.push_back(std::move(*hidden));
+  }
+  if (options.greedy && !plan.greedy_ids.empty() && n_new_tokens > 0) {
+    report.checks.push_back(check_greedy(a, b, plan, n_new_tokens, policy, meter));
+  }
+  if (options.nll && plan.windows) {
+    report.checks.push_back(check_nll(a, b, *plan.windows, policy, meter));
+  }
+  if (!options.self_equality) return;
+  for (Side* side : {&a, &b}) {
+    if (!side->has_executor()) continue;
+    const std::string_view name = side == &a ? "A" : "B";
+    meter.begin(fmt::format("self-equality of {}", name), kSelfEqualityCost);
+    report.checks.push_back(check_self_equality_of(name, side->executor(), plan));
+  }
+}
+
+}  // namespace
+
+std::string_view outcome_name(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::kEqual:
+      return "equal";
+    case Outcome::kWithin:
+      return "within limit";
+    case Outcome::kReported:
+      return "reported";
+    case Outcome::kDifferent:
+      return "different";
+  }
+  return "different";
+}
+
+bool EquivalenceReport::equal() const {
+  return std::none_of(checks.begin(), checks.end(),
+                      [](const Check& check) { return check.outcome == Outcome::kDifferent; });
+}
+
+bool EquivalenceReport::judged() const {
+  return std::any_of(checks.begin(), checks.end(),
+                     [](const Check& check) { return check.outcome != Outcome::kReported; });
+}
+
+EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions& options,
+                                     const VerifyProgress& progress) {
+  EquivalenceReport report;
+  const KvType kv_type = choose_kv_type(a, b, options);
+  report.kv_type = std::string(kv_type_name(kv_type));
+
+  std::optional<WeightsComparison> weights;
+  if (a.checkpoint() && b.checkpoint()) {
+    weights = compare_weights(*a.checkpoint(), *b.checkpoint(),
+                              [&](size_t, size_t, const std::string& name) {
+                                if (progress) progress(0.0, "weights of " + name);
+                              });
+  }
+  const ReferenceBundle* bundle = bundle_of(a, b);
+  report.policy = choose_policy(pair_kind(a, b, kv_type, weights), options.policy, kv_type,
+                                bundle == nullptr ? Json() : bundle->noise());
+  if (weights && options.weights) {
+    report.checks.push_back(check_weights(*weights, report.policy));
+  }
+  if (a.vocab_size() != b.vocab_size()) {
+    Check check;
+    check.name = "vocabulary";
+    check.outcome = Outcome::kDifferent;
+    check.summary = fmt::format("{} tokens against {}: logits cannot be compared", a.vocab_size(),
+                                b.vocab_size());
+    report.checks.push_back(std::move(check));
+    report.side_a = a.to_json();
+    report.side_b = b.to_json();
+    return report;
+  }
+
+  const int64_t room = std::min(most_positions(a), most_positions(b));
+  const int64_t n_new_tokens = greedy_tokens(a, b, options);
+  TokenPlan plan = plan_tokens(a, b, options.tokens, room);
+  drop_greedy_without_room(room, n_new_tokens, plan);
+  ExecutorOptions executor;
+  executor.kv_type = kv_type;
+  executor.n_sequences = options.self_equality ? kSelfEqualitySequences : 1;
+  executor.context = std::min(room, needed_context(plan, n_new_tokens));
+  WorkMeter meter(progress, total_cost(plan, n_new_tokens, options));
+  meter.begin("loading", kLoadCost);
+  load_models(a, b, executor, options.device);
+
+  report.side_a = a.to_json();
+  report.side_b = b.to_json();
+  report.prompts = fmt::format("{} prompts, {}", plan.prompts.size(), plan.prompts_source);
+  if (plan.windows) report.windows = plan.windows->describe();
+  report.notes = plan.notes;
+  run_checks(a, b, plan, n_new_tokens, options, meter, report);
+  return report;
+}
+
+}  // namespace assay

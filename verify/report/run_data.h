@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "convert/core/json.h"
+
+namespace assay::report {
+
+/// One quantized linear of a run. Fields that the file does not state are empty.
+struct ModuleRow {
+  int64_t layer = -1;                    // −1: not in a layer
+  std::string module;                    // "model.layers.0.self_attn.q_proj"
+  std::optional<double> loss, rtn_loss;  // (W − Ŵ) H (W − Ŵ)^T summed over rows
+  std::optional<double> weight_norm;     // W H W^T summed over rows
+  std::optional<double> damp_percent, clipped_share, seconds;
+  std::optional<double> bits_per_weight;  // scales and zero points included
+  std::optional<int64_t> bits, group_size, n_weights;
+
+  /// loss / weight_norm: comparable between modules. Empty if either is unknown or the norm is 0.
+  std::optional<double> relative_loss() const;
+  std::optional<double> relative_rtn_loss() const;
+  /// bits_per_weight, else bits and a 16-bit scale a group.
+  std::optional<double> stored_bits() const;
+};
+
+struct StageRow {
+  std::string name;
+  double seconds = 0.0;
+};
+
+struct BucketRow {
+  std::string rows;  // "0-64"
+  int64_t n_scored = 0;
+  double mean_a = 0.0, mean_b = 0.0, delta = 0.0, top1_agreement = 0.0;
+  std::optional<double> kld;
+};
+
+struct CheckRow {
+  std::string name, outcome, summary;
+  std::vector<std::string> details;
+};
+
+/// The verdict of assay verify-equivalence.
+struct Verification {
+  bool equal = false;
+  std::string verdict, policy, windows, side_a, side_b;
+  std::vector<CheckRow> checks;
+  std::vector<BucketRow> buckets;
+  std::optional<double> delta_nll, delta_half_width, kld;
+};
+
+/// Everything that a report shows.
+struct RunData {
+  std::string name;                                        // of the run's folder
+  std::vector<std::pair<std::string, std::string>> facts;  // options, versions, hashes
+  std::vector<std::string> warnings;
+  std::vector<ModuleRow> modules;  // order of the file
+  std::vector<StageRow> stages;
+  std::optional<Verification> verification;
+};
+
+/// Mean stored bits of the modules of one layer, weighted by their sizes where those are known.
+struct LayerBits {
+  int64_t layer = -1;
+  double bits = 0.0;
+};
+std::vector<LayerBits> bits_per_layer(const RunData& run);
+
+/// Reads `<run_folder>/quantization_report.json`:
+///   {"modules": [{"layer": 0, "module": "…", "loss": …, "rtn_loss": …, "weight_norm": …,
+///                 "damp_percent": …, "clipped_share": …, "seconds": …, "bits": 4,
+///                 "group_size": 128, "bits_per_weight": …, "out_features": …, "in_features": …}],
+///    "stages": [{"name": "…", "seconds": …}], "warnings": ["…"], …}
+/// Only "modules" and "module" in it must be there. Other scalar members, and those of
+/// assay_manifest.json if it lies beside, become facts. `verify_file` (may be empty) is what
+/// verify-equivalence wrote with --json. Throws FormatError naming file and member.
+RunData read_run(const std::string& run_folder, const std::string& verify_file);
+
+/// The verdict alone.
+Verification read_verification(const Json& json, const std::string& source);
+
+}  // namespace assay::report
