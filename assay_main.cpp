@@ -1,8 +1,11 @@
+#include "calibrate/commands.h"
 #include "convert/cli/commands.h"
 #include "convert/commands.h"
 #include "git_id.h"
+#include "quantizer/commands.h"
 #include "runtime/commands.h"
 #include "runtime/isa.h"
+#include "verify/commands.h"
 
 namespace {
 
@@ -16,9 +19,16 @@ void set_isa(const std::string& name) {
 /// declared in its folder's commands.h, and one row here.
 int main(int argc, char** argv) {
   const assay::cli::Command* const commands[] = {
-      &assay::cli::convert_command(),    &assay::cli::generate_command(),
-      &assay::cli::bench_command(),      &assay::cli::inspect_command(),
-      &assay::cli::version_command(),    &assay::cli::env_command(),
+      &assay::quantize_command(),
+      &assay::calibrate_command(),
+      &assay::cli::convert_command(),
+      &assay::cli::inspect_command(),
+      &assay::cli::generate_command(),
+      &assay::cli::bench_command(),
+      &assay::cli::verify_equivalence_command(),
+      &assay::cli::report_command(),
+      &assay::cli::version_command(),
+      &assay::cli::env_command(),
       &assay::cli::completion_command(),
   };
   return assay::cli::run_program(argc, argv, commands,

@@ -184,7 +184,7 @@ TEST_F(Program, BashCompletionOffersCommandsAndWords) {
                              "):$PATH\"; unset -f assay; source <(assay completion bash);";
 
   EXPECT_EQ(
-      shell(prefix + "COMP_WORDS=(assay ver); COMP_CWORD=1; _assay; echo ${COMPREPLY[0]}").out,
+      shell(prefix + "COMP_WORDS=(assay vers); COMP_CWORD=1; _assay; echo ${COMPREPLY[0]}").out,
       "version\n");
   EXPECT_EQ(shell(prefix + "COMP_WORDS=(assay env --color = ne); COMP_CWORD=4; _assay; "
                            "echo ${COMPREPLY[@]}")
