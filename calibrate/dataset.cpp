@@ -138,7 +138,8 @@ TokenWindows load_jsonl(const std::string& path, const WindowSizes& sizes, int64
       add_json_document(document, place, encoder, cutter);
     } catch (const FormatError& error) {
       const std::string message = error.what();
-      throw FormatError(message.starts_with(place) ? message : place + ": " + message);
+      if (message.starts_with(place)) throw;
+      throw FormatError(std::string(place).append(": ").append(message));
     }
   }
   return cutter.finish(encoder.bos_id);

@@ -98,6 +98,7 @@ std::vector<Register> live_before(const Program& program, int op) {
     for (const Register r : reads(op_at(program, i))) live.insert(r.index);
   }
   std::vector<Register> out;
+  out.reserve(live.size());
   for (const int index : live) out.push_back({index});
   return out;
 }

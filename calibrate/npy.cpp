@@ -52,7 +52,7 @@ void widen(std::span<const std::byte> bytes, std::vector<int64_t>& out) {
   for (size_t i = 0; i < out.size(); ++i) {
     T value;
     std::memcpy(&value, bytes.data() + i * sizeof(T), sizeof(T));
-    out[i] = static_cast<int64_t>(value);
+    out[i] = static_cast<int64_t>(value);  // NOLINT(bugprone-signed-char-misuse): a number
   }
 }
 

@@ -341,7 +341,7 @@ std::string contained_path(const std::string& folder, std::string_view name,
       name.find_first_of(std::string_view("/\\\0", 3)) != std::string_view::npos) {
     refuse("is not a plain name of a file in the same folder");
   }
-  const std::string path = folder + "/" + std::string(name);
+  std::string path = folder + "/" + std::string(name);
   std::error_code error;
   if (!fs::is_symlink(path, error)) return path;
   const fs::path home = fs::weakly_canonical(folder, error);
