@@ -1,23 +1,27 @@
 #!/usr/bin/env bash
-# Installs what is missing, configures, builds and runs all tests; then prints how many passed and
+# Installs what is missing, configures, builds and runs the tests; then prints how many passed and
 # were skipped. The last line is the summary.
-# usage: scripts/test.sh [--preset cpu|clang|asan] [--no-setup] [--label LABEL] [-- CTEST-OPTION...]
+# usage: scripts/test.sh [--preset cpu|clang|asan] [--no-setup] [--slow] [--label LABEL] [-- CTEST-OPTION...]
 #   --preset   preset of CMakePresets.json; asan runs the unit tests only. Default: cpu
+#   --slow     the exhaustive tests too (every float; a nightly matter)
 #   --label    only tests with this label: unit, slow, gpu
 #   --no-setup do not look for missing packages
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-preset=cpu setup=yes ctest_options=()
+preset=cpu setup=yes slow=no ctest_options=()
 while [ $# -gt 0 ]; do
   case "$1" in
     --preset) preset=$2; shift 2 ;;
-    --label) ctest_options+=(-L "$2"); shift 2 ;;
+    --label) slow=yes; ctest_options+=(-L "$2"); shift 2 ;;
     --no-setup) setup=no; shift ;;
+    --slow) slow=yes; shift ;;
     --) shift; ctest_options+=("$@"); break ;;
     *) sed -n '2,/^set/p' "$0" | grep '^#' | sed 's/^# \{0,1\}//' >&2; exit 2 ;;
   esac
 done
+
+[ "$slow" = yes ] || ctest_options+=(-LE slow)
 
 if [ "$setup" = yes ]; then
   case "$preset" in cpu) scripts/setup.sh test ;; *) scripts/setup.sh ci ;; esac
