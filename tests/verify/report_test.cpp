@@ -64,6 +64,22 @@ TEST(ReadRun, ReadsModulesStagesAndVerdict) {
   EXPECT_FALSE(data.verification->buckets[1].kld.has_value());
 }
 
+TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
+  const test::TemporaryDirectory folder;
+  folder.write("model.report.json", R"({"bits": 4, "group_size": 32, "layers": [
+      {"layer": 0, "seconds": {"forward": 1.5, "solve": 0.5},
+       "modules": [{"module": "a", "loss": 1.0, "weight_norm": 4.0}]},
+      {"layer": 1, "seconds": {"forward": 2.0}, "modules": [{"module": "b"}]}]})");
+
+  const report::RunData data = report::read_run(folder.path() + "/model/", "");
+
+  ASSERT_EQ(data.modules.size(), 2u);
+  EXPECT_EQ(data.modules[1].layer, 1);
+  EXPECT_EQ(data.modules[0].group_size, 32);
+  EXPECT_EQ(data.stages[0].name, "forward");
+  EXPECT_EQ(data.stages[0].seconds, 3.5);
+}
+
 TEST(ReadRun, WeighsBitsOfALayerBySize) {
   const report::RunData data = run(R"({"modules": [
       {"module": "a", "layer": 0, "bits_per_weight": 4.0, "out_features": 3, "in_features": 10},

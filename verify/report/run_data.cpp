@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -188,17 +189,46 @@ Verification read_verification(const Json& json, const std::string& source) {
 }
 
 RunData read_run(const std::string& run_folder, const std::string& verify_file) {
-  const std::string path = child(run_folder, "quantization_report.json");
+  // quantize writes it beside the folder: times are not part of what is reproducible.
+  std::string beside = run_folder;
+  while (beside.size() > 1 && beside.back() == '/') beside.pop_back();
+  beside += ".report.json";
+  const std::string path =
+      file_exists(beside) ? beside : child(run_folder, "quantization_report.json");
   if (!file_exists(path)) {
     throw FormatError(
-        fmt::format("{}: no quantization_report.json; expected the output folder of assay quantize",
+        fmt::format("{}: no report beside it (.report.json) and no quantization_report.json in it; "
+                    "expected the output folder of assay quantize",
                     run_folder));
   }
   const Json json = read_json_file(path);
   RunData run;
   run.name = std::filesystem::weakly_canonical(run_folder).filename().string();
-  for (const Json& item : array(json, "modules", path)) {
-    run.modules.push_back(read_module(item, run.modules.size(), path));
+  if (json.find("layers") != nullptr) {
+    for (const Json& layer : array(json, "layers", path)) {
+      for (const Json& item : array(layer, "modules", path)) {
+        ModuleRow row = read_module(item, run.modules.size(), path);
+        if (row.layer < 0) row.layer = integer(layer, "layer").value_or(-1);
+        if (!row.bits) row.bits = integer(json, "bits");
+        if (!row.group_size) row.group_size = integer(json, "group_size");
+        run.modules.push_back(std::move(row));
+      }
+      const Json* seconds = layer.find("seconds");
+      if (seconds == nullptr || !seconds->is_object()) continue;
+      for (const auto& [name, value] : seconds->as_object()) {
+        const auto stage = std::find_if(run.stages.begin(), run.stages.end(),
+                                        [&](const StageRow& row) { return row.name == name; });
+        if (stage == run.stages.end()) {
+          run.stages.push_back({name, value.as_number()});
+        } else {
+          stage->seconds += value.as_number();
+        }
+      }
+    }
+  } else {
+    for (const Json& item : array(json, "modules", path)) {
+      run.modules.push_back(read_module(item, run.modules.size(), path));
+    }
   }
   if (const Json* stages = json.find("stages"); stages != nullptr && stages->is_array()) {
     for (const Json& stage : stages->as_array()) {

@@ -70,7 +70,7 @@ struct LayerBits {
 };
 std::vector<LayerBits> bits_per_layer(const RunData& run);
 
-/// Reads `<run_folder>/quantization_report.json`:
+/// Reads `<run_folder>.report.json`, else `<run_folder>/quantization_report.json`:
 ///   {"modules": [{"layer": 0, "module": "…", "loss": …, "rtn_loss": …, "weight_norm": …,
 ///                 "damp_percent": …, "clipped_share": …, "seconds": …, "bits": 4,
 ///                 "group_size": 128, "bits_per_weight": …, "out_features": …, "in_features": …}],
