@@ -4,11 +4,18 @@
 #include <utility>
 
 #include "convert/tokenizer/byte_level.h"
+#include "convert/tokenizer/expansion.h"
 #include "convert/tokenizer/pattern.h"
 #include "convert/tokenizer/unicode.h"
 
 namespace assay::tokenization {
 namespace {
+
+size_t size_of(const std::vector<std::string>& tokens) {
+  size_t n_bytes = 0;
+  for (const std::string& token : tokens) n_bytes += token.size();
+  return n_bytes;
+}
 
 class ByteLevel : public Decoder {
  public:
@@ -107,11 +114,15 @@ class Replace : public Decoder {
   Replace(std::unique_ptr<Pattern> pattern, std::string content)
       : pattern_(std::move(pattern)), content_(std::move(content)) {}
   void apply(std::vector<std::string>& tokens) const override {
+    const size_t n_before = size_of(tokens);
+    size_t n_after = 0;
     for (std::string& token : tokens) {
       std::string out;
       pattern_->find(token, [&](size_t begin, size_t end, bool is_match) {
         out += is_match ? content_ : token.substr(begin, end - begin);
+        check_expansion(n_before, n_after + out.size());
       });
+      n_after += out.size();
       token = std::move(out);
     }
   }
@@ -126,7 +137,11 @@ class Sequence : public Decoder {
  public:
   explicit Sequence(std::vector<std::unique_ptr<Decoder>> steps) : steps_(std::move(steps)) {}
   void apply(std::vector<std::string>& tokens) const override {
-    for (const auto& step : steps_) step->apply(tokens);
+    const size_t n_before = size_of(tokens);
+    for (const auto& step : steps_) {
+      step->apply(tokens);
+      check_expansion(n_before, size_of(tokens));
+    }
   }
   bool settled_after(std::string_view last_token) const override {
     for (const auto& step : steps_) {

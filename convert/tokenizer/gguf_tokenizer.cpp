@@ -7,6 +7,7 @@
 #include "convert/core/error.h"
 #include "convert/tokenizer/definition.h"
 #include "convert/tokenizer/gguf_pre.h"
+#include "convert/tokenizer/unicode.h"
 
 namespace assay::tokenization {
 namespace {
@@ -56,14 +57,14 @@ class Reader {
 
   std::string string(std::string_view key) const {
     const std::optional<std::string> value = metadata_.string(key);
-    if (!value) throw FormatError(place(key) + "is missing; the file holds no tokenizer");
+    if (!value) throw FormatError(place(key) + "is missing; the file holds no complete tokenizer");
     return *value;
   }
 
   template <class Element>
   const std::vector<Element>& array(std::string_view key, std::string_view expected) const {
     const GgufValue* value = metadata_.find(key);
-    if (!value) throw FormatError(place(key) + "is missing; the file holds no tokenizer");
+    if (!value) throw FormatError(place(key) + "is missing; the file holds no complete tokenizer");
     const auto* found = std::get_if<GgufArray>(value);
     const auto* elements = found ? std::get_if<std::vector<Element>>(&found->values) : nullptr;
     if (!elements) throw FormatError(place(key) + "must be an array of " + std::string(expected));
@@ -85,6 +86,10 @@ class Reader {
     std::vector<int32_t> added;
     for (size_t i = 0; i < tokens.size(); ++i) {
       const auto id = static_cast<int32_t>(i);
+      if (valid_utf8_prefix(tokens[i]) != tokens[i].size()) {
+        throw FormatError(place("tokenizer.ggml.tokens") + "entry " + std::to_string(i) +
+                          " is not valid UTF-8");
+      }
       switch (static_cast<TokenType>(types[i])) {
         case TokenType::kUnused:
           // Ids without a token are filled with [PAD<id>]; text must never become one.

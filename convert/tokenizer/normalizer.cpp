@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "convert/tokenizer/byte_level.h"
+#include "convert/tokenizer/expansion.h"
 #include "convert/tokenizer/normal_forms.h"
 #include "convert/tokenizer/pattern.h"
 #include "convert/tokenizer/unicode.h"
@@ -32,6 +33,7 @@ class Sequence : public Normalizer {
       if (!step->apply(changed ? std::string_view(current) : text, next)) continue;
       std::swap(current, next);
       changed = true;
+      check_expansion(text.size(), current.size());
     }
     if (changed) result = std::move(current);
     return changed;
@@ -51,6 +53,7 @@ class Replace : public Normalizer {
     pattern_->find(text, [&](size_t begin, size_t end, bool is_match) {
       changed |= is_match;
       out += is_match ? std::string_view(content_) : text.substr(begin, end - begin);
+      check_expansion(text.size(), out.size());
     });
     if (changed) result = std::move(out);
     return changed;

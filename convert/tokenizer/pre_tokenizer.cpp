@@ -200,6 +200,8 @@ PreTokenizerPlan make_pre_tokenizer(const Part& part) {
   int alphabets = 0;
   for (const auto& step : steps)
     alphabets += dynamic_cast<const ToByteLevel*>(step.get()) != nullptr;
+  constexpr int kMostAlphabets = 3;  // each may double the text
+  if (alphabets > kMostAlphabets) part.unsupported("more than three steps ByteLevel");
   // With steps after the alphabet, or with two of them, the pieces must really be spelled in it.
   if (alphabets == 1 && dynamic_cast<const ToByteLevel*>(steps.back().get()) != nullptr) {
     steps.pop_back();

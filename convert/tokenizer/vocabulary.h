@@ -12,7 +12,7 @@ namespace assay::tokenization {
 class Vocabulary {
  public:
   /// Ids at or above this are refused: tables are as long as the highest id.
-  static constexpr int64_t kIdLimit = int64_t{1} << 24;
+  static constexpr int64_t kIdLimit = int64_t{1} << 21;
 
   void reserve(size_t n_tokens, size_t n_bytes);
   /// False, and nothing changes, if the spelling or the id is taken. 0 <= id < kIdLimit.

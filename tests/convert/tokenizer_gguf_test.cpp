@@ -169,13 +169,16 @@ TEST(TokenizerFromGguf, RefusesContradictoryKeys) {
     return message_of<Error>(metadata);
   };
 
-  EXPECT_THAT(message_of<FormatError>(GgufMetadata{}), HasSubstr("holds no tokenizer"));
+  EXPECT_THAT(message_of<FormatError>(GgufMetadata{}), HasSubstr("holds no complete tokenizer"));
   EXPECT_THAT(changed("tokenizer.ggml.token_type", GgufArray{std::vector<int32_t>{1}}),
               HasSubstr("has 1 entries for 261 tokens"));
   EXPECT_THAT(changed("tokenizer.ggml.token_type", GgufArray{std::vector<int32_t>(261, 7)}),
               HasSubstr("type 7 of token 0"));
   EXPECT_THAT(changed("tokenizer.ggml.tokens", GgufArray{Strings(261, "a")}),
               HasSubstr("stands there twice"));
+  Strings tokens(261, "\xE5\x9B");
+  EXPECT_THAT(changed("tokenizer.ggml.tokens", GgufArray{tokens}),
+              HasSubstr("entry 0 is not valid UTF-8"));
   EXPECT_THAT(changed("tokenizer.ggml.tokens", std::string("a")), HasSubstr("array of strings"));
 }
 

@@ -582,10 +582,30 @@ TEST(TokenizerJson, NamesWhatIsMalformed) {
   EXPECT_THAT(vocab("{}"), HasSubstr("is empty"));
   EXPECT_THAT(vocab(R"({"a": -1})"), HasSubstr("the id of \"a\" is -1"));
   EXPECT_THAT(vocab(R"({"a": 1.5})"), HasSubstr("the id of \"a\" is 1.5"));
-  EXPECT_THAT(vocab(R"({"a": 16777216})"), HasSubstr("expected an integer from 0 to 16777215"));
+  EXPECT_THAT(vocab(R"({"a": 2097152})"), HasSubstr("expected an integer from 0 to 2097151"));
   EXPECT_THAT(vocab(R"({"a": 0, "b": 0})"), HasSubstr("\"b\" has the id 0 of another token"));
   EXPECT_THAT(message_of<FormatError>(with_model(json, "fuse_unk", "yes")),
               HasSubstr("small.json: model.fuse_unk: must be true or false"));
+}
+
+TEST(TokenizerJson, StepsCannotLengthenATextWithoutEnd) {
+  const char* tenfold =
+      R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aaaaaaaaaa"})";
+  Json steps = Json::array();
+  for (int i = 0; i < 30; ++i) steps.push(parse_json(tenfold, "test"));
+  const Json json = byte_level_json({{"a", "b"}});
+  Json normalizer = json, decoder = json, pre_tokenizer = json;
+  normalizer.set("normalizer", Json::object().set("type", "Sequence").set("normalizers", steps));
+  decoder.set("decoder", Json::object().set("type", "Sequence").set("decoders", steps));
+  Json bytes = Json::array();
+  for (int i = 0; i < 30; ++i) bytes.push(json.at("pre_tokenizer"));
+  pre_tokenizer.set("pre_tokenizer",
+                    Json::object().set("type", "Sequence").set("pretokenizers", bytes));
+
+  EXPECT_THROW(make_tokenizer(normalizer).encode("xaax"), UnsupportedError);
+  EXPECT_THROW(make_tokenizer(decoder).decode(Ids{'x', 'a'}), UnsupportedError);
+  EXPECT_THAT(message_of<UnsupportedError>(pre_tokenizer), HasSubstr("pre_tokenizer: more than"));
+  EXPECT_EQ(make_tokenizer(decoder).decode(Ids{'x'}), "x");
 }
 
 TEST(TokenizerStream, TellsTheSameTextAsDecode) {
