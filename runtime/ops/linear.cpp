@@ -17,7 +17,7 @@
 namespace assay {
 namespace {
 
-constexpr int64_t kCacheBytes = 640 << 10;  // of activations that one kernel call goes over
+constexpr int64_t kCacheBytes = 256 << 10;  // of a segment of the activations of one kernel call
 constexpr int64_t kChunksPerThread = 8;
 
 const LinearKernels& kernels_of(Isa isa) {
@@ -40,17 +40,22 @@ uint32_t pair_of(int32_t low, int32_t high) {
   return (static_cast<uint32_t>(low) & 0xffffu) | static_cast<uint32_t>(high) << 16;
 }
 
-/// Activations of all tokens as panels of one matrix's kernels.
+/// Activations of all tokens as panels, in batches that one kernel call goes over.
 class Panels {
  public:
-  Panels(const MatrixLayout& matrix, const BlockInt16& x, int64_t panel_tokens);
+  Panels(const MatrixLayout& matrix, const BlockInt16& x, const LinearKernels& kernels);
 
-  const std::vector<Panel>& panels() const { return panels_; }
-  int64_t panel_bytes() const { return panel_bytes_; }  // of a full one
+  struct Batch {
+    int64_t begin = 0;  // panels
+    int64_t end = 0;
+    int64_t segment_stride = 0;
+  };
+  const std::vector<Batch>& batches() const { return batches_; }
+  const Panel* panel(int64_t index) const { return &panels_[static_cast<size_t>(index)]; }
 
  private:
   void plan(Panel& panel) const;
-  void fill(const Panel& panel, int32_t* out) const;
+  void fill(const Panel& panel) const;
   void fill_quads(int64_t row, int64_t group, int64_t t, int64_t n_tokens, int32_t* out) const;
   void fill_aux(int64_t row, int64_t group, int64_t t, int64_t n_tokens, int32_t* aux,
                 int32_t* mins) const;
@@ -58,39 +63,55 @@ class Panels {
   const MatrixLayout& matrix_;
   const BlockInt16& x_;
   std::vector<Panel> panels_;
-  int64_t panel_bytes_ = 0;
+  std::vector<Batch> batches_;
 };
 
-Panels::Panels(const MatrixLayout& matrix, const BlockInt16& x, int64_t panel_tokens)
+Panels::Panels(const MatrixLayout& matrix, const BlockInt16& x, const LinearKernels& kernels)
     : matrix_(matrix), x_(x) {
+  const int64_t most =
+      matrix.fold == KernelFold::kFloat ? kernels.panel_tokens_float : kernels.panel_tokens;
   // Panels of nearly equal size: 9 tokens are 5 + 4, not 6 + 3.
-  const int64_t n_panels = (x.rows + panel_tokens - 1) / panel_tokens;
-  panels_.resize(static_cast<size_t>(n_panels));
-  int64_t size = 0;
-  std::vector<int64_t> begins;
+  const int64_t n_panels = (x.rows + most - 1) / most;
+  int64_t largest_bytes = 0;  // of a segment
   for (int64_t i = 0; i < n_panels; ++i) {
-    Panel& panel = panels_[static_cast<size_t>(i)];
+    Panel& panel = panels_.emplace_back();
     const int64_t first = x.rows * i / n_panels;
     panel.first_token = static_cast<int32_t>(first);
     panel.n_tokens = static_cast<int32_t>(x.rows * (i + 1) / n_panels - first);
     plan(panel);
-    begins.push_back(size);
-    size += panel.group_stride * x.n_groups();
-    panel_bytes_ = std::max(panel_bytes_, panel.group_stride * x.n_groups() * 4);
+    largest_bytes = std::max<int64_t>(largest_bytes, panel.group_stride * kSegmentGroups * 4);
+  }
+  const int64_t per_batch = std::clamp<int64_t>(kCacheBytes / largest_bytes, 1, kernels.max_panels);
+  const int64_t n_batches = (n_panels + per_batch - 1) / per_batch;
+  std::vector<int64_t> begins;  // of the panels, in int32
+  int64_t size = 0;
+  for (int64_t i = 0; i < n_batches; ++i) {
+    Batch& batch = batches_.emplace_back();
+    batch.begin = n_panels * i / n_batches;
+    batch.end = n_panels * (i + 1) / n_batches;
+    for (int64_t j = batch.begin; j < batch.end; ++j) {
+      begins.push_back(size + batch.segment_stride);
+      batch.segment_stride += panel(j)->group_stride * kSegmentGroups;
+    }
+    size += batch.segment_stride * matrix.n_segments;
   }
   // Kept from call to call: fresh memory costs page faults.
   thread_local std::vector<int32_t> buffer;
-  if (static_cast<int64_t>(buffer.size()) < size + 16)
-    buffer.resize(static_cast<size_t>(size) + 16);
+  constexpr int64_t kMargin = 16;  // for alignment
+  if (static_cast<int64_t>(buffer.size()) < size + kMargin) {
+    buffer.resize(static_cast<size_t>(size + kMargin));
+  }
   int32_t* base = buffer.data();
   base += (64 - reinterpret_cast<uintptr_t>(base) % 64) % 64 / 4;
-  const auto fill_range = [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      Panel& panel = panels_[static_cast<size_t>(i)];
-      int32_t* out = base + begins[static_cast<size_t>(i)];
-      panel.data = out;
-      fill(panel, out);
+  for (const Batch& batch : batches_) {
+    for (int64_t j = batch.begin; j < batch.end; ++j) {
+      Panel& p = panels_[static_cast<size_t>(j)];
+      p.data = base + begins[static_cast<size_t>(j)];
+      p.segment_stride = batch.segment_stride;
     }
+  }
+  const auto fill_range = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) fill(*panel(i));
   };
   if (n_panels < 4) {
     fill_range(0, n_panels);
@@ -116,24 +137,26 @@ void Panels::plan(Panel& panel) const {
       aux = n * 3;
       break;
   }
-  const int32_t mins = matrix_.has_mins ? (n_subs + 1) / 2 * n * 2 : 0;
-  panel.scales = kGroupQuads * n * 2;
-  panel.aux = panel.scales + n;
+  const auto align = [](int32_t at) { return (at + 15) / 16 * 16; };
+  panel.aux = n;
   panel.mins = panel.aux + aux;
-  panel.group_stride = (panel.mins + mins + 15) / 16 * 16;
+  panel.quads = align(panel.mins + (matrix_.has_mins ? (n_subs + 1) / 2 * n * 2 : 0));
+  panel.group_stride = align(panel.quads + kGroupQuads * n * 2);
 }
 
-void Panels::fill(const Panel& panel, int32_t* out) const {
+void Panels::fill(const Panel& panel) const {
   const int64_t n = panel.n_tokens;
   for (int64_t group = 0; group < x_.n_groups(); ++group) {
+    // The buffer behind `data` is this object's own.
+    auto* out = const_cast<int32_t*>(panel_segment(panel, group / kSegmentGroups)) +
+                group % kSegmentGroups * panel.group_stride;
     for (int64_t t = 0; t < n; ++t) {
       const int64_t row = panel.first_token + t;
-      fill_quads(row, group, t, n, out);
       const float s = x_.scales[static_cast<size_t>(row * x_.n_groups() + group)];
-      out[panel.scales + t] = std::bit_cast<int32_t>(s);
+      out[t] = std::bit_cast<int32_t>(s);
       fill_aux(row, group, t, n, out + panel.aux, out + panel.mins);
+      fill_quads(row, group, t, n, out + panel.quads);
     }
-    out += panel.group_stride;
   }
 }
 
@@ -245,18 +268,13 @@ void linear(const PackedMatrix& weights, const BlockInt16& x, std::span<const fl
   }
   const MatrixLayout& matrix = state.layout;
   const LinearKernels& kernels = kernels_of(active_isa());
-  const Panels panels(
-      matrix, x,
-      matrix.fold == KernelFold::kFloat ? kernels.panel_tokens_float : kernels.panel_tokens);
-  const auto n_panels = static_cast<int64_t>(panels.panels().size());
-  const int64_t per_call =
-      std::clamp<int64_t>(kCacheBytes / panels.panel_bytes(), 1, kernels.max_panels);
+  const Panels panels(matrix, x, kernels);
   std::atomic<bool> not_finite{false};
   parallel_for(matrix.n_tiles, tile_grain(matrix.n_tiles), [&](int64_t begin, int64_t end) {
-    for (int64_t first = 0; first < n_panels; first += per_call) {
+    for (const Panels::Batch& batch : panels.batches()) {
       const LinearCall call{&matrix,
-                            panels.panels().data() + first,
-                            std::min(per_call, n_panels - first),
+                            panels.panel(batch.begin),
+                            batch.end - batch.begin,
                             bias.empty() ? nullptr : bias.data(),
                             out,
                             out_stride};

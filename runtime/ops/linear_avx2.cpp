@@ -161,11 +161,11 @@ ASSAY_INLINE void fold_pieces(const Work& work, __m256 (&acc)[T]) {
         }
       }
       add_dots<Source, T>(work.codes + piece * blocks * Source::kBlockBytes, blocks,
-                          x + p * blocks * 8 * T, h, l);
+                          x + panel.quads + p * blocks * 8 * T, h, l);
       const int set = (piece * blocks * 16) >> work.set_shift;
       const __m256 w = _mm256_load_ps(work.meta->scales[set] + work.half);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-        const __m256 s = splat_float(x + panel.scales + t);
+        const __m256 s = splat_float(x + t);
         __m256i sum = join(h[t], l[t]);
         if constexpr (kFold == KernelFold::kZeros) {
           const __m256i z = load(work.meta->integers[set] + work.half);
@@ -201,7 +201,7 @@ ASSAY_INLINE void add_sub_blocks(const Work& work, const int32_t* x, int group,
       l[t] = splat(x + panel.aux + (p * T + t) * 2 + 1);
     }
     add_dots<Source, T>(work.codes + sub * blocks * Source::kBlockBytes, blocks,
-                        x + p * blocks * 8 * T, h, l);
+                        x + panel.quads + p * blocks * 8 * T, h, l);
     const __m256i scale = load(work.meta->integers[sub] + work.half);
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
       hs[t] = _mm256_add_epi32(hs[t], _mm256_mullo_epi32(h[t], scale));
@@ -244,7 +244,7 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, __m256 (&acc)[T]) {
     const int set = (g * 128) >> work.set_shift;
     const __m256 d = _mm256_load_ps(work.meta->scales[set] + work.half);
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-      const __m256 s = splat_float(x + panel.scales + t);
+      const __m256 s = splat_float(x + t);
       acc[t] = _mm256_fmadd_ps(value[t], _mm256_mul_ps(d, s), acc[t]);
     }
     if (!work.matrix->has_mins) continue;
@@ -252,7 +252,7 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, __m256 (&acc)[T]) {
     __m256i m[T];
     sum_minima<T>(work, x, g, m);
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-      const __m256 s = splat_float(x + panel.scales + t);
+      const __m256 s = splat_float(x + t);
       // fma(M, −dmin·s, acc): rounding is symmetric, so the sign may move.
       acc[t] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(m[t]), _mm256_mul_ps(dmin, s), acc[t]);
     }
@@ -271,11 +271,11 @@ ASSAY_INLINE void fold_floats(const Work& work, __m256 (&acc)[T]) {
       ll[t] = splat(x + panel.aux + 3 * t + 2);
     }
     const uint8_t* codes = work.codes + g * kGroupQuads * 128;
-    add_dots<Bytes<128>, T>(codes, 8, x, hh, mixed);
-    add_dots<Bytes<128>, T>(codes + 64, 8, x, mixed, ll);
+    add_dots<Bytes<128>, T>(codes, 8, x + panel.quads, hh, mixed);
+    add_dots<Bytes<128>, T>(codes + 64, 8, x + panel.quads, mixed, ll);
     const __m256 w = _mm256_load_ps(work.meta->scales[(g * 128) >> work.set_shift] + work.half);
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-      const __m256 s = splat_float(x + panel.scales + t);
+      const __m256 s = splat_float(x + t);
       const __m256 inner = _mm256_fmadd_ps(_mm256_set1_ps(256.0f), _mm256_cvtepi32_ps(mixed[t]),
                                            _mm256_cvtepi32_ps(ll[t]));
       const __m256 value =
@@ -449,7 +449,7 @@ bool run(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
         const Panel& panel = call.panels[i];
         const SegmentKernel kernel = choose_kernel(matrix, panel.n_tokens);
         work.panel = &panel;
-        work.activations = panel.data + s * kSegmentGroups * panel.group_stride;
+        work.activations = panel_segment(panel, s);
         for (int half = 0; half < kTileRows; half += kHalf) {
           work.half = half;
           work.codes = segment + layout.codes + half * 4;

@@ -14,8 +14,9 @@
 namespace assay {
 namespace {
 
-constexpr int kMaxPanels = 24;
+constexpr int kMaxPanels = 32;
 constexpr int kMaxSets = 32;        // per segment
+constexpr int kChunkPairs = 4;      // pairs of tiles that go over the panels together
 constexpr int kDirectTokens = 4;    // up to here codes are unpacked in registers, for each panel
 constexpr int kGroupBytes8 = 2048;  // 128 columns of 16 rows, one byte per code
 
@@ -76,25 +77,54 @@ struct Bytes {
   }
 };
 
+/// acc += the dot products of 4 codes and 4 activations per lane. In assembly because GCC 12 copies
+/// accumulators around the intrinsic when many are alive, which costs half of the speed.
+ASSAY_INLINE void add_dot(__m512i& acc, __m512i codes, __m512i x) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(x));
+}
+
+/// Panels come from the second-level cache; a turn of the loops below takes 48 bytes or so.
+ASSAY_INLINE void prefetch_panel(const int32_t* x) {
+  _mm_prefetch(reinterpret_cast<const char*>(x) + 768, _MM_HINT_T0);
+}
+
+/// h and l += the dot products of one quad: codes c, activations x (T, 2).
+template <int R, int T>
+ASSAY_INLINE void add_quad(const __m512i (&c)[R], const int32_t* x, __m512i (&h)[R][T],
+                           __m512i (&l)[R][T]) {
+  ASSAY_UNROLL for (int t = 0; t < T; ++t) {
+    const __m512i xh = splat(x + 2 * t);
+    const __m512i xl = splat(x + 2 * t + 1);
+    ASSAY_UNROLL for (int r = 0; r < R; ++r) {
+      add_dot(h[r][t], c[r], xh);
+      add_dot(l[r][t], c[r], xl);
+    }
+  }
+}
+
 /// h and l += the dot products of `blocks` blocks of 16 columns. `quads` (4·blocks, T, 2).
 template <class Source, int R, int T>
 ASSAY_INLINE void add_dots(const uint8_t* const (&codes)[R], int blocks, const int32_t* quads,
                            __m512i (&h)[R][T], __m512i (&l)[R][T]) {
+  if constexpr (R * T > 8) {
+    // Rolled: with so many accumulators alive, compilers turn an unrolled body into moves.
+    static_assert(Source::kBlockBytes == 256);
+#pragma GCC unroll 1
+    for (int q = 0; q < 4 * blocks; ++q) {
+      __m512i c[R];
+      ASSAY_UNROLL for (int r = 0; r < R; ++r) c[r] = _mm512_load_si512(codes[r] + q * 64);
+      prefetch_panel(quads + q * 2 * T);
+      add_quad<R, T>(c, quads + q * 2 * T, h, l);
+    }
+    return;
+  }
   for (int b = 0; b < blocks; ++b) {
     ASSAY_UNROLL for (int q = 0; q < 4; ++q) {
       __m512i c[R];
       ASSAY_UNROLL for (int r = 0; r < R; ++r) {
         c[r] = Source::quad(codes[r] + b * Source::kBlockBytes, q);
       }
-      const int32_t* x = quads + (b * 4 + q) * 2 * T;
-      ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-        const __m512i xh = splat(x + 2 * t);
-        const __m512i xl = splat(x + 2 * t + 1);
-        ASSAY_UNROLL for (int r = 0; r < R; ++r) {
-          h[r][t] = _mm512_dpbusd_epi32(h[r][t], c[r], xh);
-          l[r][t] = _mm512_dpbusd_epi32(l[r][t], c[r], xl);
-        }
-      }
+      add_quad<R, T>(c, quads + (b * 4 + q) * 2 * T, h, l);
     }
   }
 }
@@ -136,12 +166,12 @@ ASSAY_INLINE void fold_pieces(const Work& work, float* sums) {
           }
         }
       }
-      add_dots<Source, R, T>(codes, blocks, x + p * blocks * 8 * T, h, l);
+      add_dots<Source, R, T>(codes, blocks, x + panel.quads + p * blocks * 8 * T, h, l);
       const int set = (piece * blocks * 16) >> work.set_shift;
       ASSAY_UNROLL for (int r = 0; r < R; ++r) {
         const __m512 w = _mm512_load_ps(work.meta[r]->scales[set]);
         ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-          const __m512 s = as_float_scale(x + panel.scales + t);
+          const __m512 s = as_float_scale(x + t);
           __m512i sum = join(h[r][t], l[r][t]);
           if constexpr (kFold == KernelFold::kZeros) {
             const __m512i z = _mm512_load_si512(work.meta[r]->integers[set]);
@@ -186,7 +216,7 @@ ASSAY_INLINE void add_sub_blocks(const Work& work, const int32_t* x, int group,
         l[r][t] = splat(x + panel.aux + (p * T + t) * 2 + 1);
       }
     }
-    add_dots<Source, R, T>(codes, blocks, x + p * blocks * 8 * T, h, l);
+    add_dots<Source, R, T>(codes, blocks, x + panel.quads + p * blocks * 8 * T, h, l);
     ASSAY_UNROLL for (int r = 0; r < R; ++r) {
       const __m512i scale = _mm512_load_si512(work.meta[r]->integers[sub]);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
@@ -247,7 +277,7 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, float* sums) {
     ASSAY_UNROLL for (int r = 0; r < R; ++r) {
       const __m512 d = _mm512_load_ps(work.meta[r]->scales[set]);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-        const __m512 s = as_float_scale(x + panel.scales + t);
+        const __m512 s = as_float_scale(x + t);
         acc[r][t] = _mm512_fmadd_ps(value[r][t], _mm512_mul_ps(d, s), acc[r][t]);
       }
       if (work.matrix->has_mins) {
@@ -255,7 +285,7 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, float* sums) {
         __m512i m[T];
         sum_minima<T>(work, x, g, r, m);
         ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-          const __m512 s = as_float_scale(x + panel.scales + t);
+          const __m512 s = as_float_scale(x + t);
           // fma(M, −dmin·s, acc): rounding is symmetric, so the sign may move.
           acc[r][t] = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(m[t]), _mm512_mul_ps(dmin, s), acc[r][t]);
         }
@@ -285,28 +315,30 @@ ASSAY_INLINE void fold_floats(const Work& work, float* sums) {
         ll[r][t] = splat(x + panel.aux + 3 * t + 2);
       }
     }
+    const int32_t* quads = x + panel.quads;
     for (int q = 0; q < kGroupQuads; ++q) {
       __m512i wh[R], wl[R];
+      if constexpr (R > 1) prefetch_panel(quads + q * 2 * T);
       ASSAY_UNROLL for (int r = 0; r < R; ++r) {
         const uint8_t* unit = work.codes[r] + (g * kGroupQuads + q) * 128;
         wh[r] = _mm512_load_si512(unit);
         wl[r] = _mm512_load_si512(unit + 64);
       }
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-        const __m512i xh = splat(x + (q * T + t) * 2);
-        const __m512i xl = splat(x + (q * T + t) * 2 + 1);
+        const __m512i xh = splat(quads + (q * T + t) * 2);
+        const __m512i xl = splat(quads + (q * T + t) * 2 + 1);
         ASSAY_UNROLL for (int r = 0; r < R; ++r) {
-          hh[r][t] = _mm512_dpbusd_epi32(hh[r][t], wh[r], xh);
-          mixed[r][t] = _mm512_dpbusd_epi32(mixed[r][t], wh[r], xl);
-          mixed[r][t] = _mm512_dpbusd_epi32(mixed[r][t], wl[r], xh);
-          ll[r][t] = _mm512_dpbusd_epi32(ll[r][t], wl[r], xl);
+          add_dot(hh[r][t], wh[r], xh);
+          add_dot(mixed[r][t], wh[r], xl);
+          add_dot(mixed[r][t], wl[r], xh);
+          add_dot(ll[r][t], wl[r], xl);
         }
       }
     }
     ASSAY_UNROLL for (int r = 0; r < R; ++r) {
       const __m512 w = _mm512_load_ps(work.meta[r]->scales[(g * 128) >> work.set_shift]);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-        const __m512 s = as_float_scale(x + panel.scales + t);
+        const __m512 s = as_float_scale(x + t);
         const __m512 inner = _mm512_fmadd_ps(
             _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(mixed[r][t]), _mm512_cvtepi32_ps(ll[r][t]));
         const __m512 value =
@@ -323,7 +355,7 @@ ASSAY_INLINE void fold_floats(const Work& work, float* sums) {
 using SegmentKernel = void (*)(const Work&, float*);
 
 template <class Source, KernelFold kFold, bool kExact, int R, int T>
-void segment_kernel(const Work& work, float* sums) {
+__attribute__((noinline)) void segment_kernel(const Work& work, float* sums) {
   if constexpr (kFold == KernelFold::kFloat) {
     fold_floats<R, T>(work, sums);
   } else if constexpr (kFold == KernelFold::kSuper) {
@@ -488,7 +520,7 @@ bool run_direct(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
       const SegmentLayout& layout = segment_layout(matrix, s);
       widen_meta(matrix, layout, segment, meta);
       work.groups = layout.groups;
-      work.activations = panel.data + s * kSegmentGroups * panel.group_stride;
+      work.activations = panel_segment(panel, s);
       work.codes[0] = segment + layout.codes;
       work.meta[0] = &meta;
       kernel(work, sums);
@@ -499,50 +531,66 @@ bool run_direct(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
   return bad;
 }
 
-/// Many tokens: codes of two tiles are unpacked once per segment and used by every panel.
+/// One segment of two tiles as the kernels read it: codes as bytes, scales widened.
+struct PairSegment {
+  alignas(64) uint8_t unpacked[2][kSegmentGroups * kGroupBytes8];
+  TileMeta meta[2];
+
+  void load(const MatrixLayout& matrix, int64_t tile, int n_tiles, int64_t segment, Work& work) {
+    const SegmentLayout& layout = segment_layout(matrix, segment);
+    work.groups = layout.groups;
+    for (int r = 0; r < 2; ++r) {
+      // A tile without partner is computed twice.
+      const int64_t index = r < n_tiles ? tile + r : tile;
+      const uint8_t* data = matrix.data + index * matrix.tile_bytes + segment * matrix.full.bytes;
+      widen_meta(matrix, layout, data, meta[r]);
+      work.meta[r] = &meta[r];
+      work.codes[r] = data + layout.codes;
+      if (matrix.code_bits == 4) {
+        unpack<Nibbles>(work.codes[r], layout.groups * 8, unpacked[r]);
+        work.codes[r] = unpacked[r];
+      } else if (matrix.code_bits == 6) {
+        unpack<Sixes>(work.codes[r], layout.groups * 8, unpacked[r]);
+        work.codes[r] = unpacked[r];
+      }
+    }
+  }
+};
+
+/// Many tokens. A segment of two tiles is unpacked once and used by every panel while it lies in
+/// the first-level cache; the same segment of every panel stays in the second-level cache for all
+/// tiles of a chunk.
 bool run_blocked(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
   const MatrixLayout& matrix = *call.matrix;
-  alignas(64) uint8_t unpacked[2][kSegmentGroups * kGroupBytes8];
+  alignas(64) float totals[kChunkPairs][kMaxPanels][2 * kMaxPanelTokens * 16];
   alignas(64) float sums[2 * kMaxPanelTokens * 16];
-  alignas(64) float totals[kMaxPanels][2 * kMaxPanelTokens * 16];
-  TileMeta meta[2];
+  PairSegment pair;
   Work work = {};
   work.matrix = &matrix;
   work.n_subs = 128 / matrix.piece;
   work.set_shift = log2_exact(matrix.set_columns);
   bool bad = false;
-  for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
-    const int n_tiles = tile + 1 < tile_end ? 2 : 1;
+  for (int64_t chunk = tile_begin; chunk < tile_end; chunk += 2 * kChunkPairs) {
+    const int64_t chunk_end =
+        chunk + 2 * kChunkPairs < tile_end ? chunk + 2 * kChunkPairs : tile_end;
     for (int64_t s = 0; s < matrix.n_segments; ++s) {
-      const SegmentLayout& layout = segment_layout(matrix, s);
-      work.groups = layout.groups;
-      for (int r = 0; r < 2; ++r) {
-        // A tile without partner is computed twice.
-        const int64_t index = r < n_tiles ? tile + r : tile;
-        const uint8_t* segment = matrix.data + index * matrix.tile_bytes + s * matrix.full.bytes;
-        widen_meta(matrix, layout, segment, meta[r]);
-        work.meta[r] = &meta[r];
-        work.codes[r] = segment + layout.codes;
-        if (matrix.code_bits == 4) {
-          unpack<Nibbles>(work.codes[r], layout.groups * 8, unpacked[r]);
-          work.codes[r] = unpacked[r];
-        } else if (matrix.code_bits == 6) {
-          unpack<Sixes>(work.codes[r], layout.groups * 8, unpacked[r]);
-          work.codes[r] = unpacked[r];
+      for (int64_t tile = chunk; tile < chunk_end; tile += 2) {
+        pair.load(matrix, tile, tile + 1 < chunk_end ? 2 : 1, s, work);
+        for (int64_t i = 0; i < call.n_panels; ++i) {
+          const Panel& panel = call.panels[i];
+          work.panel = &panel;
+          work.activations = panel_segment(panel, s);
+          blocked_kernel(matrix, panel.n_tokens)(work, sums);
+          add_segment(s == 0, sums, 2 * panel.n_tokens * 16, totals[(tile - chunk) / 2][i]);
         }
       }
+    }
+    for (int64_t tile = chunk; tile < chunk_end; ++tile) {
       for (int64_t i = 0; i < call.n_panels; ++i) {
         const Panel& panel = call.panels[i];
-        work.panel = &panel;
-        work.activations = panel.data + s * kSegmentGroups * panel.group_stride;
-        blocked_kernel(matrix, panel.n_tokens)(work, sums);
-        add_segment(s == 0, sums, 2 * panel.n_tokens * 16, totals[i]);
-      }
-    }
-    for (int64_t i = 0; i < call.n_panels; ++i) {
-      const Panel& panel = call.panels[i];
-      for (int r = 0; r < n_tiles; ++r) {
-        bad = write_tile(call, tile + r, panel, totals[i] + r * panel.n_tokens * 16) || bad;
+        const float* total =
+            totals[(tile - chunk) / 2][i] + (tile - chunk) % 2 * panel.n_tokens * 16;
+        bad = write_tile(call, tile, panel, total) || bad;
       }
     }
   }

@@ -64,11 +64,12 @@ struct MatrixLayout {
   const uint8_t* data = nullptr;
 };
 
-/// Activations of 1 … 6 tokens in the order in which the kernels read them. All numbers are 32 bits
-/// wide; per activation group:
-///   (32, n_tokens, 2)        4 bytes of the high plane, 4 of the low, of each quad
-///   (n_tokens)               fp32 s_g
-///   aux, n_subs = 128 / piece:
+/// Activations of 1 … 6 tokens in the order in which the kernels read them. The panels of a call
+/// lie segment by segment: segment s of one panel, segment s of the next, …, then s + 1, so kernels
+/// that go over all panels with one segment of weights read memory in one direction. All numbers
+/// are 32 bits wide; per activation group, n_subs = 128 / piece:
+///   scales (n_tokens)              fp32 s_g
+///   aux:
 ///     kGroup  (n_subs, n_tokens, 2)  −zero·Σh, −zero·Σl
 ///     kZeros  (n_subs, n_tokens)     Σq
 ///     kAffine (n_subs, n_tokens)     fp32 of Σq
@@ -76,15 +77,17 @@ struct MatrixLayout {
 ///     kFloat  (n_tokens, 3)          −128·Σh, −128·(Σh + Σl), −128·Σl
 ///   mins, kSuper with minima:
 ///     (⌈n_subs / 2⌉, n_tokens, 2)    pairs of i16: Σh of two sub-blocks, Σl of two
+///   quads (32, n_tokens, 2)        4 bytes of the high plane, 4 of the low
 struct Panel {
   const int32_t* data = nullptr;
   int32_t n_tokens = 0;
   int32_t first_token = 0;
-  // In units of int32:
-  int32_t scales = 0;
+  // In units of int32; the first three within a group, where scales come first:
   int32_t aux = 0;
   int32_t mins = 0;
+  int32_t quads = 0;
   int32_t group_stride = 0;
+  int64_t segment_stride = 0;
 };
 
 /// One call: rows of tiles [tile_begin, tile_end) times all panels.
@@ -109,6 +112,10 @@ struct LinearKernels {
 
 static inline const SegmentLayout& segment_layout(const MatrixLayout& matrix, int64_t segment) {
   return segment + 1 == matrix.n_segments ? matrix.last : matrix.full;
+}
+
+static inline const int32_t* panel_segment(const Panel& panel, int64_t segment) {
+  return panel.data + segment * panel.segment_stride;
 }
 
 static inline int log2_exact(int power_of_two) {

@@ -61,7 +61,7 @@ struct RowSegment {
 
   int n_subs() const { return 128 / matrix.piece; }
   const int32_t* group(int g) const { return activations + g * panel.group_stride; }
-  float s(int g) const { return std::bit_cast<float>(group(g)[panel.scales + token]); }
+  float s(int g) const { return std::bit_cast<float>(group(g)[token]); }
   int32_t aux(int g, int index) const { return group(g)[panel.aux + index]; }
   int set(int column) const { return column / matrix.set_columns; }
   float scale(int set_index) const {
@@ -75,7 +75,7 @@ struct RowSegment {
   /// Plane value (0: high, 1: low) of the activation at a column of the segment.
   int32_t x(int column, int plane) const {
     const int32_t quad =
-        group(column / 128)[(column % 128 / 4 * panel.n_tokens + token) * 2 + plane];
+        group(column / 128)[panel.quads + (column % 128 / 4 * panel.n_tokens + token) * 2 + plane];
     return static_cast<int8_t>(static_cast<uint32_t>(quad) >> (column % 4 * 8));
   }
 
@@ -189,7 +189,7 @@ bool run_row(const LinearCall& call, int64_t row) {
     float* total = totals;
     for (int64_t i = 0; i < call.n_panels; ++i) {
       const Panel& panel = call.panels[i];
-      const int32_t* activations = panel.data + s * kSegmentGroups * panel.group_stride;
+      const int32_t* activations = panel_segment(panel, s);
       for (int token = 0; token < panel.n_tokens; ++token, ++total) {
         const RowSegment part{matrix, layout, segment, codes, panel, activations, lane, token};
         const float sum = part.fold();
