@@ -9,7 +9,6 @@
 #include "runtime/commands.h"
 #include "runtime/decoder.h"
 #include "runtime/isa.h"
-#include "runtime/read_bandwidth.h"
 #include "runtime/run_options.h"
 
 namespace assay::cli {
@@ -112,7 +111,7 @@ double products_per_token(const Program& program) {
   return products;
 }
 
-Json bench_json(const Executor& executor, const Plan& plan, const Measurement& run) {
+Json bench_json(Executor& executor, const Plan& plan, const Measurement& run) {
   const auto n = static_cast<double>(plan.n_tokens);
   Json result = Json::object();
   result.set("what", plan.decode ? "decode" : "prefill").set("arithmetic", kArithmetic);
@@ -127,10 +126,11 @@ Json bench_json(const Executor& executor, const Plan& plan, const Measurement& r
   if (plan.decode) {
     const double bytes = static_cast<double>(weight_bytes(executor)) + cache_bytes(executor, plan);
     const double bytes_per_s = bytes * n / run.median();
-    const double bound = measure_read_bandwidth();
     result.set("bytes_per_token", bytes).set("gb_per_s", bytes_per_s * 1e-9);
-    result.set("read_bandwidth_gb_per_s", bound * 1e-9);
-    result.set("percent_of_read_bandwidth", 100.0 * bytes_per_s / bound);
+    if (const auto bound = executor.measure_read_bandwidth()) {
+      result.set("read_bandwidth_gb_per_s", *bound * 1e-9);
+      result.set("percent_of_read_bandwidth", 100.0 * bytes_per_s / *bound);
+    }
   } else {
     const double products = products_per_token(executor.program()) * n;
     result.set("giga_products_per_s", products / run.median() * 1e-9);
@@ -215,7 +215,7 @@ const Command& bench_command() {
       .description =
           "Feeds fixed token ids to a model and measures tokens per second. Every repeat must give "
           "the same logits, bit for bit, or the run fails. Decoding is compared with the read "
-          "bandwidth of this machine, measured on the spot with the same threads.",
+          "bandwidth of the device, measured on the spot.",
       .positionals = {{.name = "WHAT", .help = "decode (one token at a time) or prefill."},
                       {.name = "MODEL", .help = "Folder or GGUF file."}},
       .options = bench_command_options(),

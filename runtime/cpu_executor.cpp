@@ -9,6 +9,7 @@
 #include "runtime/host_memory.h"
 #include "runtime/isa.h"
 #include "runtime/ops/elementwise.h"
+#include "runtime/read_bandwidth.h"
 
 namespace assay {
 namespace {
@@ -122,6 +123,8 @@ class CpuExecutor : public Executor {
   const ExecutorOptions& options() const override { return options_; }
   std::string device_name() const override { return "cpu"; }
   std::vector<LedgerItem> ledger() const override;
+
+  std::optional<double> measure_read_bandwidth() override { return host_read_bandwidth(); }
 
   int64_t length(int sequence) const override {
     check_sequence(sequence);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -69,6 +70,10 @@ class Executor {
   /// choices; the same ids as forward() and argmax, one token at a time. Never stops early. Devices
   /// that keep the loop on the card override it.
   virtual std::vector<int32_t> decode_greedy(int sequence, int32_t first_token, int64_t n_tokens);
+
+  /// Bytes per second that plain reads of the memory that holds the weights reach, measured now:
+  /// the bound of decoding. Empty if the device cannot say.
+  virtual std::optional<double> measure_read_bandwidth() { return std::nullopt; }
 };
 
 /// Something that models can be loaded on.

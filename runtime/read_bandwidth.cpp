@@ -24,7 +24,7 @@ uint64_t sum_words(const uint64_t* words, int64_t n) {
 
 }  // namespace
 
-double measure_read_bandwidth(uint64_t bytes) {
+double host_read_bandwidth(uint64_t bytes) {
   constexpr int kPasses = 5;
   constexpr int64_t kShare = int64_t{1} << 17;  // words: 1 MiB
   const auto n_words = static_cast<int64_t>(bytes / sizeof(uint64_t));

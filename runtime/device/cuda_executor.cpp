@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/float_environment.h"
+#include "runtime/ops/read_bandwidth_cuda.h"
 
 namespace assay::cuda {
 namespace {
@@ -286,6 +287,10 @@ void CudaExecutor::capture_decode_graph() {
   ASSAY_CUDA(cudaStreamEndCapture(stream_.get(), &graph));
   graph_ = GraphExec(graph);
   ASSAY_CUDA(cudaGraphDestroy(graph));
+}
+
+std::optional<double> CudaExecutor::measure_read_bandwidth() {
+  return measure_read_gbps(stream_.get()) * 1e9;
 }
 
 std::vector<int32_t> CudaExecutor::decode_greedy(int sequence, int32_t first_token,

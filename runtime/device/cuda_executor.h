@@ -36,6 +36,7 @@ class CudaExecutor : public Executor {
   void forward(std::span<const BatchItem> items, std::vector<float>& logits,
                const OpObserver& observer) override;
   std::vector<int32_t> decode_greedy(int sequence, int32_t first_token, int64_t n_tokens) override;
+  std::optional<double> measure_read_bandwidth() override;
 
   /// Times every node of one decode step at the sequence's position, launched one by one, with
   /// events around each: median of `repeats` steps.

@@ -17,6 +17,7 @@ struct RopeTable {
   std::vector<float> sin;       // (n_positions, r/2)
 };
 
+/// Runs on all threads; must not be called from within parallel_for.
 RopeTable make_rope_table(const RopeSpec& spec, int64_t n_positions);
 /// SHA-256 of inv_freq as little-endian fp32.
 std::string rope_inv_freq_sha256(const RopeSpec& spec);

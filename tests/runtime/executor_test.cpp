@@ -8,6 +8,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
+#include "convert/gguf_export.h"
 #include "runtime/cpu_executor.h"
 #include "tests/runtime/naive_llama.h"
 #include "tests/support/bits_equal.h"
@@ -381,6 +382,36 @@ TEST(Executor, TheObserverSeesEveryRegisterWithItsRows) {
                            "layers.1.self_attn.o_proj", "norm", "lm_head"}) {
     EXPECT_EQ(names.count(name), 1u) << name;
   }
+}
+
+/// Logits of a folder and of the GGUF file made from it.
+void expect_gguf_equals_folder(const test::TinyModel& tiny) {
+  test::TemporaryDirectory folder;
+  const auto from_folder = Checkpoint::open(tiny.write(folder.file("m")));
+  GgufExport(from_folder, {}).write(folder.file("m.gguf"));
+  const auto from_gguf = Checkpoint::open(folder.file("m.gguf"));
+  const auto ids = random_ids(21, 1);
+  const BatchItem item{0, ids, LogitRows::kAll};
+  std::vector<float> expected, actual;
+
+  make_cpu_device()->load(from_folder, {.context = 64})->forward(std::span(&item, 1), expected);
+  make_cpu_device()->load(from_gguf, {.context = 64})->forward(std::span(&item, 1), actual);
+
+  EXPECT_TRUE(bits_equal(actual, expected));
+}
+
+TEST(Executor, AGgufFileOfAPlainModelGivesTheBitsOfItsFolder) {
+  expect_gguf_equals_folder(test::make_tiny_model());
+  expect_gguf_equals_folder(test::make_tiny_model({.tied_head = true, .attention_bias = true}));
+}
+
+TEST(Executor, CodesMovedIntoQ4_0GiveTheBitsOfTheFolder) {
+  test::TinyModel tiny = test::make_tiny_model();
+  // Groups of 32 are the blocks of Q4_0; scales of 8 bits fit its f16 only if their exponents do.
+  test::quantize_as_compressed_tensors(
+      tiny, {.symmetric = true, .group_size = 32, .scale_dtype = DType::kF16});
+
+  expect_gguf_equals_folder(tiny);
 }
 
 // --- programs ---------------------------------------------------------------------------------

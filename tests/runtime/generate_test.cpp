@@ -4,6 +4,7 @@
 
 #include "convert/core/json.h"
 #include "convert/core/sha256.h"
+#include "convert/tokenizer.h"
 #include "runtime/commands.h"
 #include "runtime/read_bandwidth.h"
 #include "runtime/run_options.h"
@@ -132,10 +133,16 @@ TEST_F(Generate, Case_B54_StopsAtTheUnionOfConfigGenerationConfigAndTokenizer) {
   const int64_t stop = ids[5].as_integer();
   size_t first = 0;
   while (ids[first].as_integer() != stop) ++first;
-  for (const char* place : {"config", "generation_config"}) {
+  const auto spelling = Tokenizer::from_folder(model_).token(static_cast<int32_t>(stop));
+  ASSERT_TRUE(spelling.has_value());
+  for (const std::string place : {"config", "generation_config", "tokenizer"}) {
     test::TinyModel tiny = test::make_tiny_model();
-    tiny.config.set("eos_token_id", place == std::string("config") ? Json(stop) : Json(int64_t{1}));
-    if (place == std::string("generation_config")) {
+    tiny.config.set("eos_token_id", place == "config" ? Json(stop) : Json(int64_t{1}));
+    if (place == "tokenizer") {
+      Json config = Json::object();
+      tiny.tokenizer_config_json = config.set("eos_token", *spelling).dump();
+    }
+    if (place == "generation_config") {
       Json list = Json::array();
       list.push(int64_t{2}).push(stop);
       tiny.generation_config = Json::object();
@@ -217,7 +224,7 @@ TEST(ParseTokenIds, TakesCommasSpacesAndLineEnds) {
 }
 
 TEST(ReadBandwidth, IsAPlausibleNumber) {
-  const double bytes_per_s = measure_read_bandwidth(uint64_t{8} << 20);
+  const double bytes_per_s = host_read_bandwidth(uint64_t{8} << 20);
 
   EXPECT_GT(bytes_per_s, 1e6);
   EXPECT_LT(bytes_per_s, 1e14);
