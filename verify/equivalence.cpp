@@ -225,7 +225,13 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
   report.side_b = b.to_json();
   report.prompts = fmt::format("{} prompts, {}", plan.prompts.size(), plan.prompts_source);
   if (plan.windows) report.windows = plan.windows->describe();
-  report.notes = plan.notes;
+  for (const Side* side : {&a, &b}) {
+    if (!side->checkpoint()) continue;
+    for (const std::string& warning : side->checkpoint()->warnings()) {
+      report.notes.push_back(fmt::format("{}: {}", side == &a ? "A" : "B", warning));
+    }
+  }
+  report.notes.insert(report.notes.end(), plan.notes.begin(), plan.notes.end());
   run_checks(a, b, plan, n_new_tokens, options, meter, report);
   return report;
 }

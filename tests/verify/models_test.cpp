@@ -9,8 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "convert/commands.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/gguf.h"
 #include "tests/convert/cli_fixture.h"
 #include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
@@ -58,6 +60,17 @@ class Models : public ::testing::Test {
     words.insert(words.begin(), "verify-equivalence");
     cli::FakeProcess process;
     return process.run(words, {&cli::verify_equivalence_command()});
+  }
+
+  /// A GGUF file of a folder, by the program's own conversion.
+  std::string gguf(const std::string& model, const std::string& name,
+                   const std::string& type = "auto") {
+    const std::string path = folder_.file(name);
+    cli::FakeProcess process;
+    const cli::RunResult result =
+        process.run({"convert", model, "--out", path, "--type", type}, {&cli::convert_command()});
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    return path;
   }
 
   test::TemporaryDirectory folder_;
@@ -224,6 +237,55 @@ TEST_F(Models, InGptqFormGiveTheSameBitsAsCompressedTensors) {
 
   EXPECT_TRUE(report.policy.bitwise);
   EXPECT_TRUE(report.equal()) << to_text(report);
+}
+
+TEST_F(Models, InGgufFormGiveTheSameBitsAsTheirFolder) {
+  const std::string a = good();
+
+  for (const std::string type : {"BF16", "F32"}) {
+    const EquivalenceReport report = compare(a, gguf(a, type + ".gguf", type));
+
+    EXPECT_TRUE(report.policy.bitwise);
+    EXPECT_TRUE(report.equal()) << to_text(report);
+    EXPECT_EQ(find(report, "weights").outcome, Outcome::kEqual);
+  }
+}
+
+TEST_F(Models, WithRepackedCodesHoldEqualWeights) {
+  // Groups of 64 become blocks of 32: the same values, summed in other pieces.
+  test::TinyModelOptions sizes;
+  sizes.intermediate_size = 128;
+  test::TinyModel model = test::make_tiny_model(sizes);
+  test::quantize_as_compressed_tensors(model, {.group_size = 64, .scale_dtype = DType::kF16});
+  const std::string a = write(model, "w4");
+
+  const EquivalenceReport report = compare(a, gguf(a, "repacked.gguf"));
+
+  EXPECT_FALSE(report.policy.bitwise);
+  EXPECT_EQ(report.policy.weights, Policy::Weights::kAll);
+  EXPECT_EQ(find(report, "weights").outcome, Outcome::kEqual);
+  EXPECT_TRUE(report.equal()) << to_text(report);
+}
+
+TEST_F(Models, InGgufFormWithOneFlippedBitAreFoundAndLocated) {
+  const std::string a = good(), b = gguf(a, "flipped.gguf", "BF16");
+  const GgufFile file = GgufFile::open(b);
+  const GgufTensor* tensor = file.find("blk.1.ffn_down.weight");
+  ASSERT_NE(tensor, nullptr);
+  std::string bytes = read_text_file(b);
+  // Row 5, column 7: found by the tensor's first bytes.
+  const std::string_view head(reinterpret_cast<const char*>(tensor->bytes.data()), 64);
+  const size_t begin = bytes.find(head),
+               at = begin + static_cast<size_t>(5 * tensor->shape[1] + 7) * 2;
+  bytes[at] = static_cast<char>(bytes[at] ^ 0x40);
+  write_text_file(b, bytes);
+
+  const EquivalenceReport report = compare(a, b);
+
+  ASSERT_EQ(find(report, "weights").details.size(), 1u);
+  EXPECT_THAT(find(report, "weights").details[0],
+              AllOf(HasSubstr(std::string(kDown)), HasSubstr("first at row 5, column 7")));
+  EXPECT_EQ(find(report, "logits").data.at("location").at("module").as_string(), kDown);
 }
 
 TEST_F(Models, PrintOneJsonDocumentAndWriteFiles) {
