@@ -24,18 +24,68 @@ constexpr uint32_t kLargestBits = std::bit_cast<uint32_t>(32639.0f * 0x1p100f);
 
 int64_t first_tile(int64_t row_panel) { return row_panel * (row_panel + 1) / 2; }
 
+// A chunk, its halves, quarters and blocks as a binary heap: range r consists of 2r + 1 and 2r + 2,
+// the blocks come last.
+constexpr int64_t kRanges = 2 * kBlocks - 1;
+constexpr int64_t kFirstBlock = kBlocks - 1;
+
+// energies (blocks, 32) of one panel → most (ranges): largest energy of a channel over each range.
+void find_most(const float* energies, double* most) {
+  std::fill(most, most + kRanges, 0.0);
+  for (int64_t c = 0; c < kGramPanel; ++c) {
+    double sums[kRanges];
+    for (int64_t r = kRanges - 1; r >= 0; --r) {
+      sums[r] = r >= kFirstBlock ? energies[(r - kFirstBlock) * kGramPanel + c]
+                                 : sums[2 * r + 1] + sums[2 * r + 2];
+      most[r] = std::max(most[r], sums[r]);
+    }
+  }
+}
+
+// Steps of the chunk that a range covers.
+struct Steps {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+Steps steps_of(int64_t range) {
+  int64_t left = range;
+  int64_t right = range;
+  while (left < kFirstBlock) {
+    left = 2 * left + 1;
+    right = 2 * right + 2;
+  }
+  return {(left - kFirstBlock) * kGramBlockSteps, (right - left + 1) * kGramBlockSteps};
+}
+
+// Adds one range of two packed panels to their tile, in the longest pieces whose sums fit 32 bits.
+void add_range(const int32_t* rows, const int32_t* columns, const double* row_most,
+               const double* column_most, int64_t range, double* tile) {
+  // |Σ q_i·q_j| ≤ sqrt(Σ q_i²·Σ q_j²) < 2^31, with a margin for the rounding of the energies.
+  constexpr double kLimit = 0x1p62 * 0.999;
+  const bool fits = row_most[range] * column_most[range] < kLimit;
+  if (!fits && range < kFirstBlock) {
+    add_range(rows, columns, row_most, column_most, 2 * range + 1, tile);
+    add_range(rows, columns, row_most, column_most, 2 * range + 2, tile);
+    return;
+  }
+  const Steps steps = steps_of(range);
+  const int64_t offset = steps.begin * kGramPanel;
+  const auto kernel = fits ? gram_kernels().tile_narrow : gram_kernels().tile_wide;
+  kernel(rows + offset, columns + offset, steps.count, tile);
+}
+
 }  // namespace
 
 void ChannelMaxima::add(const float* x, int64_t n_tokens) {
   const auto n = static_cast<int64_t>(maxima_.size());
-  constexpr int64_t kColumns = 256;
+  constexpr int64_t kColumns = 128;
   parallel_for(n, kColumns, [&](int64_t begin, int64_t end) {
-    uint32_t* maxima = maxima_.data();
-    for (int64_t t = 0; t < n_tokens; ++t) {
-      const float* row = x + t * n;
-      for (int64_t c = begin; c < end; ++c) {
-        maxima[c] = std::max(maxima[c], std::bit_cast<uint32_t>(row[c]) & 0x7fffffffu);
-      }
+    // A few rows at a time: their cache lines are read once for all columns of the task.
+    constexpr int64_t kRows = 32;
+    for (int64_t t = 0; t < n_tokens; t += kRows) {
+      gram_kernels().maxima(x + t * n + begin, n, std::min(kRows, n_tokens - t), end - begin,
+                            maxima_.data() + begin);
     }
   });
 }
@@ -82,7 +132,7 @@ Gram::Gram(std::span<const int> exponents)
   sums_.resize(static_cast<size_t>(first_tile(n_panels_) * kGramTile));
   pairs_.resize(panels * kChunks * kGramChunkSteps * kGramPanel);
   energies_.resize(panels * kChunks * kBlocks * kGramPanel);
-  most_.resize(panels * kChunks * (kBlocks + 1));
+  most_.resize(panels * kChunks * kRanges);
 }
 
 uint64_t Gram::peak_bytes(int64_t n) {
@@ -123,21 +173,12 @@ void Gram::pack(const float* x, int64_t n_tokens) {
       }
     }
   });
-  const int64_t n_panels = n_blocks / kBlocks * n_panels_;
-  for (int64_t panel = 0; panel < n_panels; ++panel) {
-    const float* energies = energies_.data() + panel * kBlocks * kGramPanel;
-    double* most = most_.data() + panel * (kBlocks + 1);
-    std::fill(most, most + kBlocks + 1, 0.0);
-    for (int64_t c = 0; c < kGramPanel; ++c) {
-      double sum = 0.0;
-      for (int64_t b = 0; b < kBlocks; ++b) {
-        const double energy = energies[b * kGramPanel + c];
-        most[b] = std::max(most[b], energy);
-        sum += energy;
-      }
-      most[kBlocks] = std::max(most[kBlocks], sum);
+  const int64_t n_packed = n_blocks / kBlocks * n_panels_;
+  parallel_for(n_packed, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      find_most(energies_.data() + panel * kBlocks * kGramPanel, most_.data() + panel * kRanges);
     }
-  }
+  });
 }
 
 void Gram::multiply(int64_t n_chunks) {
@@ -160,32 +201,12 @@ void Gram::multiply(int64_t n_chunks) {
 }
 
 void Gram::add_tile(int64_t row_panel, int64_t column_panel, int64_t chunk) {
-  // |Σ q_i·q_j| ≤ sqrt(Σ q_i²·Σ q_j²) < 2^31, with a margin for the rounding of the energies.
-  constexpr double kLimit = 0x1p62 * 0.999;
-  const GramKernels& kernels = gram_kernels();
   const int64_t i = chunk * n_panels_ + row_panel;
   const int64_t j = chunk * n_panels_ + column_panel;
   const int32_t* rows = pairs_.data() + i * kGramChunkSteps * kGramPanel;
   const int32_t* columns = pairs_.data() + j * kGramChunkSteps * kGramPanel;
-  const double* row_most = most_.data() + i * (kBlocks + 1);
-  const double* column_most = most_.data() + j * (kBlocks + 1);
   double* tile = sums_.data() + (first_tile(row_panel) + column_panel) * kGramTile;
-  if (row_most[kBlocks] * column_most[kBlocks] < kLimit) {
-    kernels.tile_narrow(rows, columns, kGramChunkSteps, tile);
-    return;
-  }
-  int64_t n_narrow = 0;
-  for (int64_t b = 0; b < kBlocks; ++b) n_narrow += row_most[b] * column_most[b] < kLimit ? 1 : 0;
-  if (n_narrow == 0) {
-    kernels.tile_wide(rows, columns, kGramChunkSteps, tile);
-    return;
-  }
-  for (int64_t b = 0; b < kBlocks; ++b) {
-    const int64_t offset = b * kGramBlockSteps * kGramPanel;
-    const auto kernel =
-        row_most[b] * column_most[b] < kLimit ? kernels.tile_narrow : kernels.tile_wide;
-    kernel(rows + offset, columns + offset, kGramBlockSteps, tile);
-  }
+  add_range(rows, columns, most_.data() + i * kRanges, most_.data() + j * kRanges, 0, tile);
 }
 
 Hessian Gram::finish() {

@@ -60,7 +60,7 @@ class Gram {
   std::vector<double> sums_;  // (n_panels · (n_panels + 1) / 2, 32, 32): tiles (i, j ≤ i), integers
   std::vector<int32_t> pairs_;   // (chunk, panel, 128, 32), gram_kernels.h
   std::vector<float> energies_;  // (chunk, panel, block, 32) Σ q² of a block
-  std::vector<double> most_;     // (chunk, panel, 5) largest energy of each block, of the chunk
+  std::vector<double> most_;     // (chunk, panel, 15) largest energy of each part of a chunk
 };
 
 }  // namespace assay

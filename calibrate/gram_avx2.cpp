@@ -15,6 +15,23 @@ __m256 round_even(__m256 x, __m256 scale) {
 
 __m256i load(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
+void raise_maxima(const float* x, int64_t stride, int64_t n_tokens, int64_t n, uint32_t* maxima) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  auto* out = reinterpret_cast<int*>(maxima);
+  for (int64_t c = 0; c < n; c += 8) {
+    const __m256i inside =
+        _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n - c < 8 ? n - c : 8)), lane);
+    __m256i most = _mm256_maskload_epi32(out + c, inside);
+    for (int64_t t = 0; t < n_tokens; ++t) {
+      const __m256i bits =
+          _mm256_maskload_epi32(reinterpret_cast<const int*>(x + t * stride + c), inside);
+      most = _mm256_max_epu32(most, _mm256_and_si256(bits, magnitude));
+    }
+    _mm256_maskstore_epi32(out + c, inside, most);
+  }
+}
+
 void pack(const float* x, int64_t stride, int64_t n_tokens, int64_t n_channels,
           const float* inverse_scales, int32_t* pairs, float* energies) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -115,7 +132,7 @@ void tile_wide(const int32_t* rows, const int32_t* columns, int64_t n_steps, dou
 }  // namespace
 
 const GramKernels& gram_kernels_avx2() {
-  static const GramKernels kernels{pack, tile_narrow, tile_wide};
+  static const GramKernels kernels{raise_maxima, pack, tile_narrow, tile_wide};
   return kernels;
 }
 
@@ -125,7 +142,7 @@ const GramKernels& gram_kernels_avx2() {
 
 namespace assay {
 const GramKernels& gram_kernels_avx2() {
-  static const GramKernels kernels{nullptr, nullptr, nullptr};
+  static const GramKernels kernels{nullptr, nullptr, nullptr, nullptr};
   return kernels;
 }
 }  // namespace assay

@@ -13,6 +13,19 @@ __m512 round_even(__m512 x, __m512 scale) {
   return _mm512_sub_ps(_mm512_add_ps(_mm512_mul_ps(x, scale), magic), magic);
 }
 
+void raise_maxima(const float* x, int64_t stride, int64_t n_tokens, int64_t n, uint32_t* maxima) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int64_t c = 0; c < n; c += 16) {
+    const auto mask = static_cast<__mmask16>(n - c >= 16 ? 0xffff : (1 << (n - c)) - 1);
+    __m512i most = _mm512_maskz_loadu_epi32(mask, maxima + c);
+    for (int64_t t = 0; t < n_tokens; ++t) {
+      const __m512i bits = _mm512_maskz_loadu_epi32(mask, x + t * stride + c);
+      most = _mm512_max_epu32(most, _mm512_and_si512(bits, magnitude));
+    }
+    _mm512_mask_storeu_epi32(maxima + c, mask, most);
+  }
+}
+
 void pack(const float* x, int64_t stride, int64_t n_tokens, int64_t n_channels,
           const float* inverse_scales, int32_t* pairs, float* energies) {
   for (int64_t c = 0; c < kGramPanel; c += 16) {
@@ -119,7 +132,7 @@ void tile_wide(const int32_t* rows, const int32_t* columns, int64_t n_steps, dou
 }  // namespace
 
 const GramKernels& gram_kernels_avx512() {
-  static const GramKernels kernels{pack, tile_narrow, tile_wide};
+  static const GramKernels kernels{raise_maxima, pack, tile_narrow, tile_wide};
   return kernels;
 }
 
@@ -129,7 +142,7 @@ const GramKernels& gram_kernels_avx512() {
 
 namespace assay {
 const GramKernels& gram_kernels_avx512() {
-  static const GramKernels kernels{nullptr, nullptr, nullptr};
+  static const GramKernels kernels{nullptr, nullptr, nullptr, nullptr};
   return kernels;
 }
 }  // namespace assay

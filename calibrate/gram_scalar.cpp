@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "calibrate/gram_kernels.h"
 
 namespace assay {
@@ -8,6 +10,15 @@ float round_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 int32_t low_half(int32_t word) { return static_cast<int16_t>(word & 0xffff); }
 int32_t high_half(int32_t word) { return word >> 16; }
+
+void raise_maxima(const float* x, int64_t stride, int64_t n_tokens, int64_t n, uint32_t* maxima) {
+  for (int64_t t = 0; t < n_tokens; ++t) {
+    for (int64_t c = 0; c < n; ++c) {
+      const uint32_t bits = std::bit_cast<uint32_t>(x[t * stride + c]) & 0x7fffffffu;
+      maxima[c] = bits > maxima[c] ? bits : maxima[c];
+    }
+  }
+}
 
 void pack(const float* x, int64_t stride, int64_t n_tokens, int64_t n_channels,
           const float* inverse_scales, int32_t* pairs, float* energies) {
@@ -48,7 +59,7 @@ void tile_any(const int32_t* rows, const int32_t* columns, int64_t n_steps, doub
 }  // namespace
 
 const GramKernels& gram_kernels_scalar() {
-  static const GramKernels kernels{pack, tile_any, tile_any};
+  static const GramKernels kernels{raise_maxima, pack, tile_any, tile_any};
   return kernels;
 }
 

@@ -74,10 +74,11 @@ void StreamWalk::run_ops(const Segment& segment, Register captured,
       const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
       values.resize(static_cast<size_t>(batch_rows(b) * columns));
       if (r == captured) maxima_->add(values.data(), batch_rows(b));
-      written[r.index]->put(b, std::exchange(values, {}));
+      written[r.index]->put(b, std::exchange(values, take_spare(values.size())));
     }
     if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
   }
+  for (std::vector<float>& spare : spare_) spare = {};
   for (const Register r : segment.drops) stores_.erase(r.index);
   for (auto& [index, store] : written) stores_[index] = std::move(store);
   if (captured.index < 0 || captured_here) return;
@@ -85,6 +86,21 @@ void StreamWalk::run_ops(const Segment& segment, Register captured,
   std::vector<float> scratch;
   for (int64_t b = 0; b < n_batches(); ++b) {
     maxima_->add(values(captured).view(b, scratch).data(), batch_rows(b));
+  }
+}
+
+std::vector<float> StreamWalk::take_spare(size_t size) {
+  for (std::vector<float>& spare : spare_) {
+    if (spare.capacity() >= size) return std::exchange(spare, {});
+  }
+  return {};
+}
+
+void StreamWalk::keep_spare(std::vector<float> values) {
+  for (std::vector<float>& spare : spare_) {
+    if (spare.capacity() >= values.capacity()) continue;
+    spare = std::move(values);
+    return;
   }
 }
 
@@ -98,7 +114,7 @@ void StreamWalk::prepare_batch(const Segment& segment, int64_t index) {
     const bool dropped =
         std::find(segment.drops.begin(), segment.drops.end(), r) != segment.drops.end();
     if (dropped && store.use_count() == 1) {
-      values = store->take(index);
+      keep_spare(std::exchange(values, store->take(index)));
     } else {
       std::vector<float> scratch;
       const std::span<const float> kept = store->view(index, scratch);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -72,6 +73,8 @@ class StreamWalk {
   void run_ops(const Segment& segment, Register captured,
                const std::function<void(double)>& progress);
   void prepare_batch(const Segment& segment, int64_t batch);
+  std::vector<float> take_spare(size_t size);
+  void keep_spare(std::vector<float> values);
   KvCache& cache_for(const Segment& segment, int64_t n_sequences);
 
   const Program* program_;
@@ -82,7 +85,8 @@ class StreamWalk {
   std::vector<Batch> batches_;
   std::map<int, std::shared_ptr<ActivationStore>> stores_;  // by register index
   std::shared_ptr<ChannelMaxima> maxima_;
-  std::shared_ptr<CpuContext> context_;  // registers of one batch
+  std::shared_ptr<CpuContext> context_;      // registers of one batch
+  std::array<std::vector<float>, 2> spare_;  // memory of values that moved on, to be written again
   std::shared_ptr<KvCache> cache_;
   std::vector<int> cache_layers_;  // that cache_ has room for
 };

@@ -41,7 +41,4 @@ struct DryRun {
 };
 DryRun dry_run(const RunOptions& options);
 
-/// Report of a run as one JSON document.
-Json report_json(const RunOptions& options, const RunResult& result);
-
 }  // namespace assay

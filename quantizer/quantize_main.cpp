@@ -3,10 +3,10 @@
 #include <optional>
 
 #include "calibrate/calibration_options.h"
-#include "convert/core/file.h"
 #include "quantizer/commands.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/pipeline.h"
+#include "quantizer/run_report.h"
 #include "runtime/host_memory.h"
 
 namespace assay {
@@ -237,6 +237,7 @@ RunOptions read_options(const Arguments& arguments) {
   options.spill_folder = arguments.text("spill-dir");
   options.batch_tokens = arguments.integer("batch-tokens");
   options.max_shard_bytes = arguments.bytes("shard-size");
+  options.report = arguments.optional_text("report").value_or(options.out + ".report.json");
   options.resume = arguments.flag("resume");
   options.force = arguments.flag("force");
   return options;
@@ -362,13 +363,8 @@ ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
   RunView view(terminal);
   const RunResult result = run_quantization(options, view.events());
   view.finish();
-  const Json report = report_json(options, result);
-  if (!result.was_complete) {
-    write_text_file(arguments.optional_text("report").value_or(options.out + ".report.json"),
-                    report.dump() + "\n");
-  }
   tell_result(options, result, terminal);
-  terminal.print(terminal.json() ? report.dump() + "\n" : options.out + "\n");
+  terminal.print(terminal.json() ? run_report(options, result).dump() + "\n" : options.out + "\n");
   return ExitCode::kDone;
 }
 

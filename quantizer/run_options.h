@@ -40,6 +40,7 @@ struct RunOptions {
   std::string spill_folder = {};                      // empty: the state folder
   int64_t batch_tokens = 1024;
   uint64_t max_shard_bytes = 5'000'000'000;
+  std::string report = {};  // JSON file (run_report.h); empty: none
   bool resume = false;
   bool force = false;  // replaces `out`, or an interrupted run, instead of refusing
 };

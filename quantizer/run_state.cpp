@@ -48,34 +48,29 @@ void Checksum::update(std::span<const std::byte> bytes) {
 
 bool RunState::exists(const std::string& folder) { return file_exists(state_file(folder)); }
 
-RunState::RunState(std::string folder, Json fingerprint)
-    : folder_(std::move(folder)), fingerprint_(std::move(fingerprint)) {
-  if (::mkdir(folder_.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw FileError(folder_ + ": cannot make the folder: " + std::strerror(errno));
+FolderLock::FolderLock(const std::string& folder) {
+  if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw FileError(folder + ": cannot make the folder: " + std::strerror(errno));
   }
-  lock();
+  const std::string path = folder + "/lock";
+  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd_ < 0) throw FileError(path + ": cannot open: " + std::strerror(errno));
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+  const int error = errno;
+  ::close(fd_);
+  throw FileError(
+      path + ": " +
+      (error == EWOULDBLOCK ? "another process is working on this result" : std::strerror(error)));
+}
+
+FolderLock::~FolderLock() { ::close(fd_); }
+
+RunState::RunState(std::string folder, Json fingerprint)
+    : folder_(std::move(folder)), fingerprint_(std::move(fingerprint)), lock_(folder_) {
   if (exists(folder_)) {
     read(fingerprint_);
   } else {
     write();
-  }
-}
-
-RunState::~RunState() {
-  if (lock_fd_ >= 0) ::close(lock_fd_);
-}
-
-void RunState::lock() {
-  const std::string path = folder_ + "/lock";
-  lock_fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_fd_ < 0) throw FileError(path + ": cannot open: " + std::strerror(errno));
-  if (::flock(lock_fd_, LOCK_EX | LOCK_NB) != 0) {
-    const int error = errno;
-    ::close(lock_fd_);
-    lock_fd_ = -1;
-    throw FileError(path + ": " +
-                    (error == EWOULDBLOCK ? "another process is working on this result"
-                                          : std::strerror(error)));
   }
 }
 

@@ -12,6 +12,19 @@
 
 namespace assay {
 
+/// Holds a folder for one process: its file `lock` is locked as long as the object lives.
+class FolderLock {
+ public:
+  /// Makes the folder if it is not there. Throws FileError if another process holds it.
+  explicit FolderLock(const std::string& folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int fd_ = -1;
+};
+
 /// What a run has finished, kept in a folder of its own so that another process can go on after a
 /// kill at any moment: per layer one safetensors file of its quantized tensors, the activations
 /// that go into the next layer, and state.json, whose rename is the moment at which a layer counts
@@ -21,9 +34,6 @@ class RunState {
   /// Opens the folder, creating it if need be, and takes its lock (FileError if another process
   /// holds it). A state that is there must have this fingerprint (UsageError naming the field).
   RunState(std::string folder, Json fingerprint);
-  ~RunState();
-  RunState(const RunState&) = delete;
-  RunState& operator=(const RunState&) = delete;
 
   /// Whether the folder holds a state from which a run can go on.
   static bool exists(const std::string& folder);
@@ -54,14 +64,13 @@ class RunState {
     uint64_t checksum = 0;
     std::vector<int> registers;
   };
-  void lock();
   void read(const Json& fingerprint);
   void write() const;
   Stream write_stream(const StreamWalk& walk, int next_layer) const;
 
   std::string folder_;
   Json fingerprint_;
-  int lock_fd_ = -1;
+  FolderLock lock_;
   std::vector<Layer> layers_;
   std::vector<LayerReport> reports_;
   Stream stream_;

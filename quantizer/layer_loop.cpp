@@ -1,0 +1,245 @@
+#include "quantizer/layer_loop.h"
+
+#include <chrono>
+#include <utility>
+
+#include "convert/core/error.h"
+#include "quantizer/factor.h"
+
+namespace assay {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+void ProgressMeter::begin(double cost, std::string label) {
+  cost_ = cost;
+  label_ = std::move(label);
+  share(0.0);
+}
+
+void ProgressMeter::share(double part) const {
+  if (events_.on_progress) events_.on_progress(done_ + part * cost_, total_, label_);
+}
+
+void ProgressMeter::end() {
+  done_ += std::exchange(cost_, 0.0);
+  share(0.0);
+}
+
+LayerLoop::LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEvents& events,
+                     const TokenWindows* windows, RunState& state)
+    : plan_(plan),
+      options_(options),
+      events_(events),
+      windows_(windows),
+      state_(state),
+      memory_(options.activation_memory,
+              options.spill_folder.empty() ? state.folder() : options.spill_folder),
+      meter_(events, total_cost()) {
+  const size_t n = plan.program.matrices.size();
+  weights_.matrices.resize(n);
+  plain_weights_.matrices.resize(n);
+  if (windows_ != nullptr) {
+    walk_.emplace(plan.program, weights_, *windows_,
+                  WalkOptions{options.kv_type, options.batch_tokens}, memory_);
+  }
+}
+
+void LayerLoop::run() {
+  const int first = state_.n_layers_done();
+  for (int layer = 0; layer < first; ++layer) meter_.skip(cost_of(layer).total());
+  if (walk_ && first < n_layers()) start_walk(first);
+  for (int layer = first; layer < n_layers(); ++layer) {
+    run_layer(layer);
+    if (layer + 1 < n_layers() && events_.stop_requested && events_.stop_requested()) {
+      throw StoppedError("stopped after layer " + std::to_string(layer + 1) + " of " +
+                         std::to_string(n_layers()) + "; run the same command with --resume");
+    }
+  }
+}
+
+StageCost LayerLoop::cost_of(int layer) const {
+  return windows_ != nullptr
+             ? layer_cost(plan_, layer, windows_->n_windows, windows_->window_length)
+             : layer_cost(plan_, layer, 0, 0);
+}
+double LayerLoop::total_cost() const {
+  double total = 0.0;
+  for (int layer = 0; layer < n_layers(); ++layer) total += cost_of(layer).total();
+  return total;
+}
+
+void LayerLoop::start_walk(int first) {
+  weights_.checkpoint = plan_.checkpoint;
+  if (first == 0) {
+    walk_->embed();
+  } else {
+    state_.restore_walk(*walk_);
+  }
+  release_model_pages();
+}
+
+// Mapped pages of the model would count as memory of this process for as long as they stay.
+void LayerLoop::release_model_pages() const { plan_.checkpoint->safetensors()->release_pages(); }
+
+/// Everything but the linears that are to be quantized, or those too.
+void LayerLoop::bind_layer(int layer, bool with_selected, CpuWeights& weights) const {
+  const OpRange& range = plan_.program.layers[static_cast<size_t>(layer)];
+  if (!with_selected) {
+    for (size_t i = 0; i < plan_.selected.size(); ++i) {
+      const bool here = plan_.program.matrices[i].layer == layer && plan_.selected[i] != 0;
+      if (here) weights.matrices[i] = std::make_shared<const PackedMatrix>();
+    }
+  }
+  bind_weights(plan_.program, plan_.checkpoint, range.begin, range.end, windows_->window_length,
+               weights);
+}
+
+void LayerLoop::drop_layer(CpuWeights& weights) {
+  for (auto& matrix : weights.matrices) matrix.reset();
+  for (auto& vector : weights.vectors) vector = {};
+}
+
+void LayerLoop::run_layer(int layer) {
+  LayerReport report;
+  report.layer = layer;
+  solved_.clear();
+  if (!walk_) {
+    solve_without_inputs(layer, report);
+  } else if (!plan_.quantize.propagate) {
+    run_plain_stream(layer, report);
+  } else if (options_.capture == CaptureMode::kLayer) {
+    run_captured_layer(layer, report);
+  } else {
+    run_sequential_layer(layer, report);
+  }
+  commit(report);
+}
+
+void LayerLoop::run_sequential_layer(int layer, LayerReport& report) {
+  const LayerPlan cut = plan_.layer(layer);
+  bind_layer(layer, false, weights_);
+  for (size_t s = 0; s < cut.stops.size(); ++s) {
+    forward(*walk_, cut, s, report);
+    solve_stop(*walk_, cut, s, report, true);
+  }
+  forward(*walk_, cut, cut.stops.size(), report);
+  drop_layer(weights_);
+}
+
+// The 16-bit stream: quantized weights are never run.
+void LayerLoop::run_plain_stream(int layer, LayerReport& report) {
+  const LayerPlan cut = plan_.layer(layer);
+  bind_layer(layer, true, weights_);
+  for (size_t s = 0; s < cut.stops.size(); ++s) {
+    forward(*walk_, cut, s, report);
+    solve_stop(*walk_, cut, s, report, false);
+  }
+  forward(*walk_, cut, cut.stops.size(), report);
+  drop_layer(weights_);
+}
+
+// All inputs from the layer's 16-bit weights, then the layer once more with quantized ones.
+void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
+  const LayerPlan cut = plan_.layer(layer);
+  plain_weights_.checkpoint = plan_.checkpoint;
+  bind_layer(layer, true, plain_weights_);
+  bind_layer(layer, false, weights_);
+  {
+    StreamWalk probe = walk_->fork(plain_weights_);
+    for (size_t s = 0; s < cut.stops.size(); ++s) {
+      forward(probe, cut, s, report);
+      solve_stop(probe, cut, s, report, true);
+    }
+  }
+  drop_layer(plain_weights_);
+  for (size_t s = 0; s < cut.segments.size(); ++s) forward(*walk_, cut, s, report);
+  drop_layer(weights_);
+}
+
+void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
+  const LayerPlan cut = plan_.layer(layer);
+  for (const CaptureStop& stop : cut.stops) solve_linears(stop, nullptr, nullptr, report, false);
+}
+
+void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
+                        LayerReport& report) {
+  const auto begin = Clock::now();
+  const double cost = cost_of(cut.layer).forward / static_cast<double>(cut.segments.size());
+  meter_.begin(cost, label(cut.layer, "activations"));
+  walk.run_segment(cut, segment, [&](double share) { meter_.share(share); });
+  meter_.end();
+  report.seconds.forward += seconds_since(begin);
+}
+
+void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t s,
+                           LayerReport& report, bool want_packed) {
+  const CaptureStop& stop = cut.stops[s];
+  const std::string name = module_name(stop.matrices.front());
+  const StageCost cost = cost_of(cut.layer);
+  const auto n_stops = static_cast<double>(cut.stops.size());
+  auto begin = Clock::now();
+  meter_.begin(cost.gram / n_stops, label(cut.layer, "Gram matrix"));
+  const Hessian hessian =
+      walk.captured_hessian(stop, name, [&](double share) { meter_.share(share); });
+  meter_.end();
+  report.seconds.gram += seconds_since(begin);
+
+  begin = Clock::now();
+  meter_.begin((cost.factor + cost.solve) / n_stops, label(cut.layer, "codes"));
+  std::optional<HessianFactor> factor;
+  if (plan_.algorithm->needs_calibration) {
+    factor = factor_hessian(hessian, plan_.quantize, name);
+    if (factor->n_dead == hessian.n) {
+      throw NumericError(name + ": all calibration inputs are zero (" +
+                         std::to_string(hessian.n_tokens) +
+                         " tokens); there is nothing to calibrate with");
+    }
+  }
+  report.seconds.factor += seconds_since(begin);
+  solve_linears(stop, &hessian, factor ? &*factor : nullptr, report, want_packed);
+  meter_.end();
+}
+
+void LayerLoop::solve_linears(const CaptureStop& stop, const Hessian* hessian,
+                              const HessianFactor* factor, LayerReport& report, bool want_packed) {
+  const auto begin = Clock::now();
+  for (const int matrix : stop.matrices) {
+    solved_.push_back(solve_linear(plan_, matrix, hessian, factor, want_packed));
+    SolvedLinear& solved = solved_.back();
+    if (want_packed) weights_.matrices[static_cast<size_t>(matrix)] = std::move(solved.packed);
+    report.modules.push_back(solved.report);
+    if (events_.on_module) events_.on_module(solved.report);
+    release_model_pages();
+  }
+  report.seconds.solve += seconds_since(begin);
+}
+
+void LayerLoop::commit(const LayerReport& report) {
+  std::vector<TensorSource> tensors;
+  for (const SolvedLinear& linear : solved_) {
+    for (size_t i = 0; i < linear.tensors.size(); ++i) {
+      const TensorSpec& tensor = linear.tensors[i];
+      tensors.push_back(source_of(tensor.name, {tensor.dtype, tensor.shape, linear.bytes[i]}));
+    }
+  }
+  // The last layer's output goes nowhere.
+  const bool goes_on = report.layer + 1 < n_layers();
+  state_.commit_layer(report, std::move(tensors), walk_ && goes_on ? &*walk_ : nullptr);
+  solved_.clear();
+}
+
+std::string LayerLoop::module_name(int matrix) const {
+  return plan_.program.matrices[static_cast<size_t>(matrix)].module;
+}
+std::string LayerLoop::label(int layer, const char* stage) const {
+  return "layer " + std::to_string(layer + 1) + "/" + std::to_string(n_layers()) + ", " + stage;
+}
+
+}  // namespace assay
