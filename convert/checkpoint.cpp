@@ -11,6 +11,7 @@
 #include "convert/checkpoint/quantized_layout.h"
 #include "convert/checkpoint/tensor_ledger.h"
 #include "convert/core/error.h"
+#include "convert/core/units.h"
 #include "convert/families/config_reader.h"
 
 namespace assay {
@@ -222,12 +223,7 @@ std::shared_ptr<Checkpoint> Checkpoint::open_gguf(const std::string& path) {
   const std::vector<std::string> problems =
       differences(table, file, out->family_->gguf_extra_tensors(out->spec_));
   if (!problems.empty()) {
-    std::string message = path + ": the tensors do not fit the metadata:";
-    for (size_t i = 0; i < std::min<size_t>(10, problems.size()); ++i) {
-      message += "\n  " + problems[i];
-    }
-    if (problems.size() > 10) message += fmt::format("\n  and {} more", problems.size() - 10);
-    throw FormatError(message);
+    throw FormatError(listed(path + ": the tensors do not fit the metadata:", problems));
   }
   for (TensorEntry& entry : table) {
     const GgufTensor& tensor = *file.find(entry.gguf_name);

@@ -13,6 +13,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
+#include "convert/core/units.h"
 #include "convert/gguf_vocabulary.h"
 #include "convert/repack.h"
 #include "convert/tokenizer.h"
@@ -75,10 +76,11 @@ std::string source_type_of(const StoredTensor& stored) {
   return text;
 }
 
-/// Counts what rounding every value of `matrix` to `format` does to them.
-NarrowingCounts count_narrowing(const CheckpointMatrix& matrix, const WeightFormat& format) {
-  NarrowingCounts total;
-  std::mutex mutex;
+/// Calls body(values, rounded) for every row of `matrix`, on any thread: its values, and what they
+/// become in the scalar `format`.
+void for_each_rounded_row(
+    const CheckpointMatrix& matrix, const WeightFormat& format,
+    const std::function<void(std::span<const float>, std::span<const float>)>& body) {
   const auto columns = static_cast<size_t>(matrix.view.columns);
   parallel_for(matrix.view.rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
     std::vector<float> values(columns);
@@ -86,53 +88,52 @@ NarrowingCounts count_narrowing(const CheckpointMatrix& matrix, const WeightForm
     std::vector<std::byte> bytes(static_cast<size_t>(format.row_bytes(matrix.view.columns)));
     const WeightView row_view{
         .format = &format, .rows = 1, .columns = matrix.view.columns, .data = bytes};
-    NarrowingCounts counts;
-    const float smallest_normal = &format == &scalar_format(DType::kF16) ? 0x1p-14f : 0x1p-126f;
     for (int64_t row = begin; row < end; ++row) {
       matrix.decode_row(row, values);
       format.encode_row(values, {}, bytes);
       format.decode_row(row_view, 0, rounded);
-      for (size_t i = 0; i < columns; ++i) {
-        if (std::isnan(values[i])) {
-          ++counts.nan;
-        } else if (std::isinf(rounded[i])) {
-          ++counts.infinite;
-        } else if (values[i] != 0.0f && rounded[i] == 0.0f) {
-          ++counts.zero;
-        } else if (rounded[i] != 0.0f && std::fabs(rounded[i]) < smallest_normal &&
-                   std::fabs(values[i]) >= 0x1p-126f) {
-          ++counts.subnormal;
-        }
-      }
+      body(values, rounded);
     }
-    const std::lock_guard lock(mutex);
-    total.infinite += counts.infinite;
-    total.zero += counts.zero;
-    total.subnormal += counts.subnormal;
-    total.nan += counts.nan;
   });
+}
+
+NarrowingCounts count_narrowing(const CheckpointMatrix& matrix, const WeightFormat& format) {
+  const float smallest_normal = &format == &scalar_format(DType::kF16) ? 0x1p-14f : 0x1p-126f;
+  NarrowingCounts total;
+  std::mutex mutex;
+  for_each_rounded_row(
+      matrix, format, [&](std::span<const float> values, std::span<const float> rounded) {
+        NarrowingCounts counts;
+        for (size_t i = 0; i < values.size(); ++i) {
+          const float magnitude = std::fabs(rounded[i]);
+          counts.nan += std::isnan(values[i]) ? 1 : 0;
+          counts.infinite += std::isinf(rounded[i]) ? 1 : 0;
+          counts.zero += rounded[i] == 0.0f && values[i] != 0.0f ? 1 : 0;
+          counts.subnormal +=
+              magnitude > 0.0f && magnitude < smallest_normal && std::fabs(values[i]) >= 0x1p-126f
+                  ? 1
+                  : 0;
+        }
+        const std::lock_guard lock(mutex);
+        total.infinite += counts.infinite;
+        total.zero += counts.zero;
+        total.subnormal += counts.subnormal;
+        total.nan += counts.nan;
+      });
   return total;
 }
 
 /// How many values of `matrix` are not the same after rounding to the scalar `format`.
 int64_t count_changed(const CheckpointMatrix& matrix, const WeightFormat& format) {
   std::atomic<int64_t> changed = 0;
-  const auto columns = static_cast<size_t>(matrix.view.columns);
-  parallel_for(matrix.view.rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
-    std::vector<float> values(columns);
-    std::vector<float> rounded(columns);
-    std::vector<std::byte> bytes(static_cast<size_t>(format.row_bytes(matrix.view.columns)));
-    const WeightView row_view{
-        .format = &format, .rows = 1, .columns = matrix.view.columns, .data = bytes};
-    int64_t n = 0;
-    for (int64_t row = begin; row < end; ++row) {
-      matrix.decode_row(row, values);
-      format.encode_row(values, {}, bytes);
-      format.decode_row(row_view, 0, rounded);
-      for (size_t i = 0; i < columns; ++i) n += same_value(values[i], rounded[i]) ? 0 : 1;
-    }
-    changed += n;
-  });
+  for_each_rounded_row(matrix, format,
+                       [&](std::span<const float> values, std::span<const float> rounded) {
+                         int64_t n = 0;
+                         for (size_t i = 0; i < values.size(); ++i) {
+                           n += same_value(values[i], rounded[i]) ? 0 : 1;
+                         }
+                         changed += n;
+                       });
   return changed;
 }
 
@@ -321,18 +322,12 @@ void GgufExport::plan_linear(const TensorEntry& entry, ExportTensor& tensor) {
 }
 
 void GgufExport::refuse_losses() const {
-  constexpr size_t kShown = 8;
-  const auto shown = [&](std::string message, const std::vector<std::string>& lines) {
-    for (size_t i = 0; i < std::min(kShown, lines.size()); ++i) message += "\n  " + lines[i];
-    if (lines.size() > kShown) message += fmt::format("\n  and {} more", lines.size() - kShown);
-    return message;
-  };
   if (!losses_.empty() && !options_.allow_requantize) {
     throw FormatError(
-        shown(fmt::format("{}: the values of {} quantized linears would change; choose an exact "
-                          "--type, or allow it with --allow-requantize:",
-                          checkpoint_->path(), losses_.size()),
-              losses_));
+        listed(fmt::format("{}: the values of {} quantized linears would change; choose an exact "
+                           "--type, or allow it with --allow-requantize:",
+                           checkpoint_->path(), losses_.size()),
+               losses_));
   }
   std::vector<std::string> infinite;
   for (const ExportTensor& tensor : tensors_) {
@@ -343,7 +338,7 @@ void GgufExport::refuse_losses() const {
                     tensor.narrowing.zero, tensor.narrowing.subnormal, tensor.narrowing.nan));
   }
   if (!infinite.empty() && !options_.allow_infinite) {
-    throw NumericError(shown(
+    throw NumericError(listed(
         fmt::format("{}: values of {} tensors do not fit; choose --type BF16 or F32, or allow it "
                     "with --allow-infinite:",
                     checkpoint_->path(), infinite.size()),

@@ -75,6 +75,25 @@ std::optional<int32_t> special_id(const Tokenizer& tokenizer, const Json& config
   return tokenizer.id_of(value->as_string());
 }
 
+/// What the post-processor puts around a text. GGUF knows one BOS in front and one EOS behind; a
+/// reader's default depends on the split rule, so that the absence of BOS is said, too.
+void add_post_processor(const Tokenizer& tokenizer, std::optional<int32_t> bos,
+                        std::optional<int32_t> eos, GgufMetadata& metadata) {
+  const std::span<const int32_t> prefix = tokenizer.special_prefix();
+  const std::vector<int32_t> all = tokenizer.encode("");
+  const std::vector<int32_t> suffix(all.begin() + static_cast<std::ptrdiff_t>(prefix.size()),
+                                    all.end());
+  const bool plain_prefix = prefix.empty() || (prefix.size() == 1 && prefix.front() == bos);
+  const bool plain_suffix = suffix.empty() || (suffix.size() == 1 && suffix.front() == eos);
+  if (!plain_prefix || !plain_suffix) {
+    throw UnsupportedError(
+        "GGUF can only say that BOS is put in front of a text and EOS behind it; the "
+        "post-processor of this tokenizer adds other tokens");
+  }
+  metadata.set("tokenizer.ggml.add_bos_token", !prefix.empty());
+  if (!suffix.empty()) metadata.set("tokenizer.ggml.add_eos_token", true);
+}
+
 void add_special_ids(const Tokenizer& tokenizer, const Json& config, const ModelSpec& spec,
                      GgufMetadata& metadata) {
   const auto add = [&](const std::string& key, std::optional<int32_t> id) {
@@ -88,16 +107,7 @@ void add_special_ids(const Tokenizer& tokenizer, const Json& config, const Model
   add("tokenizer.ggml.unknown_token_id", special_id(tokenizer, config, "unk_token"));
   add("tokenizer.ggml.padding_token_id", special_id(tokenizer, config, "pad_token"));
 
-  const ConfigReader reader(config, "tokenizer_config.json");
-  const std::span<const int32_t> prefix = tokenizer.special_prefix();
-  const bool adds_bos = bos && !prefix.empty() && prefix.front() == *bos;
-  if (adds_bos || reader.has("add_bos_token")) {
-    metadata.set("tokenizer.ggml.add_bos_token",
-                 adds_bos || reader.boolean_or("add_bos_token", false));
-  }
-  if (reader.has("add_eos_token")) {
-    metadata.set("tokenizer.ggml.add_eos_token", reader.boolean_or("add_eos_token", false));
-  }
+  add_post_processor(tokenizer, bos, eos, metadata);
   if (tokenizer.has_pair_template()) metadata.set("tokenizer.ggml.add_sep_token", false);
 
   std::vector<int32_t> stop_ids = spec.stop_ids;

@@ -38,11 +38,10 @@ void transpose(const std::byte* in, int64_t n_rows, int64_t n_columns, std::byte
 /// PackedIntegerFormat reads.
 class GptqMatrix final : public TensorOnDisk {
  public:
-  GptqMatrix(const std::string& module, const GptqScheme& scheme, int64_t rows, int64_t columns,
-             int64_t group_size, const SafetensorsEntry& qweight, const SafetensorsEntry& qzeros,
+  GptqMatrix(const GptqScheme& scheme, int64_t rows, int64_t columns, int64_t group_size,
+             const SafetensorsEntry& qweight, const SafetensorsEntry& qzeros,
              const SafetensorsEntry& scales)
-      : module_(module),
-        scheme_(scheme),
+      : scheme_(scheme),
         rows_(rows),
         columns_(columns),
         qweight_(qweight),
@@ -117,7 +116,6 @@ class GptqMatrix final : public TensorOnDisk {
     }
   }
 
-  std::string module_;
   GptqScheme scheme_;
   int64_t rows_;
   int64_t columns_;
@@ -153,8 +151,8 @@ class GptqLayout final : public QuantizedLayout {
       check_group_index(*index, columns, group_size, ledger);
     }
     if (qweight == nullptr || qzeros == nullptr || scales == nullptr) return nullptr;
-    return std::make_unique<GptqMatrix>(module, scheme_, rows, columns, group_size, *qweight,
-                                        *qzeros, *scales);
+    return std::make_unique<GptqMatrix>(scheme_, rows, columns, group_size, *qweight, *qzeros,
+                                        *scales);
   }
 
  private:

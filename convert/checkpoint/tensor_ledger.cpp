@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "convert/core/error.h"
+#include "convert/core/units.h"
 
 namespace assay {
 
@@ -45,14 +46,7 @@ std::vector<std::string> TensorLedger::unused() const {
 
 void TensorLedger::throw_problems(const std::string& path) const {
   if (problems_.empty()) return;
-  constexpr size_t kShown = 10;
-  std::string message = fmt::format("{}: the tensors do not fit config.json:", path);
-  for (size_t i = 0; i < std::min(kShown, problems_.size()); ++i) {
-    message += "\n  " + problems_[i];
-  }
-  if (problems_.size() > kShown)
-    message += fmt::format("\n  and {} more", problems_.size() - kShown);
-  throw FormatError(message);
+  throw FormatError(listed(path + ": the tensors do not fit config.json:", problems_));
 }
 
 }  // namespace assay

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 namespace assay {
@@ -22,6 +23,12 @@ std::string grouped_digits(int64_t value) {
   const size_t first = digits.front() == '-' ? 1 : 0;
   for (size_t i = digits.size(); i > first + 3; i -= 3) digits.insert(i - 3, ",");
   return digits;
+}
+
+std::string listed(std::string heading, const std::vector<std::string>& lines, size_t most) {
+  for (size_t i = 0; i < std::min(most, lines.size()); ++i) heading += "\n  " + lines[i];
+  if (lines.size() > most) heading += fmt::format("\n  and {} more", lines.size() - most);
+  return heading;
 }
 
 }  // namespace assay

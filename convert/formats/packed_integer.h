@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -59,10 +60,9 @@ class PackedIntegerFormat final : public WeightFormat {
     for (int64_t g = 0; g < n_groups; ++g) {
       const float scale = scalar_at(view.scales, row * n_groups + g);
       const int zero = zero_point(view, row * n_groups + g);
-      const int64_t end = std::min(view.columns, (g + 1) * view.group_size);
-      for (int64_t k = g * view.group_size; k < end; ++k) {
-        out[static_cast<size_t>(k)] = scale * static_cast<float>(code_at(bytes, k) - zero);
-      }
+      const int64_t begin = g * view.group_size;
+      const int64_t end = std::min(view.columns, begin + view.group_size);
+      decode_group(bytes, begin, end, scale, zero, out.data());
     }
   }
 
@@ -83,15 +83,40 @@ class PackedIntegerFormat final : public WeightFormat {
     return (bytes[column / 2] >> (4 * (column % 2))) & 15;
   }
 
+  /// Columns [begin, end) of one group.
+  static void decode_group(const uint8_t* bytes, int64_t begin, int64_t end, float scale, int zero,
+                           float* out) {
+    int64_t k = begin;
+    if constexpr (kBits == 4) {
+      if (k % 2 != 0 && k < end) {
+        out[k] = scale * static_cast<float>(code_at(bytes, k) - zero);
+        ++k;
+      }
+      for (; k + 1 < end; k += 2) {
+        const int both = bytes[k / 2];
+        out[k] = scale * static_cast<float>((both & 15) - zero);
+        out[k + 1] = scale * static_cast<float>((both >> 4) - zero);
+      }
+    }
+    for (; k < end; ++k) out[k] = scale * static_cast<float>(code_at(bytes, k) - zero);
+  }
+
   static int zero_point(const WeightView& view, int64_t index) {
     if constexpr (kSymmetric) return 1 << (kBits - 1);
     return view.zero_points[static_cast<size_t>(index)];
   }
 
   static void unpack(const WeightView& view, int64_t row, std::span<uint8_t> codes) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(row_bytes_of(view, row).data());
-    for (size_t k = 0; k < codes.size(); ++k) {
-      codes[k] = static_cast<uint8_t>(code_at(bytes, static_cast<int64_t>(k)));
+    const std::span<const std::byte> bytes = row_bytes_of(view, row);
+    if constexpr (kBits == 8) {
+      std::memcpy(codes.data(), bytes.data(), codes.size());
+      return;
+    }
+    // Rows hold whole words, so that the number of codes is even.
+    const auto* packed = reinterpret_cast<const uint8_t*>(bytes.data());
+    for (size_t i = 0; i < codes.size() / 2; ++i) {
+      codes[2 * i] = packed[i] & 15;
+      codes[2 * i + 1] = packed[i] >> 4;
     }
   }
 

@@ -318,6 +318,18 @@ TEST(GgufVocabulary, WritesPaddingTokenAndBosRule) {
   EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), true);
 }
 
+TEST(GgufVocabulary, SaysWhereThePostProcessorAddsNothing) {
+  TinyModel model = make_tiny_model();
+  Json tokenizer = parse_json(model.tokenizer_json, "tokenizer.json");
+  tokenizer.set("post_processor", Json());
+  model.tokenizer_json = tokenizer.dump();
+
+  const GgufMetadata metadata = metadata_of(model);
+
+  // A reader of llama-bpe would add BOS by itself.
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), false);
+}
+
 TEST(GgufVocabulary, TakesNameAndSplitRuleFromTheOptions) {
   const GgufMetadata metadata = metadata_of(make_tiny_model(), {.name = "Mine", .pre = "qwen2"});
 

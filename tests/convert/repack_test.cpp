@@ -171,7 +171,7 @@ TEST(RepackLoss, IsRefusedWithTensorReasonAndExactTypes) {
   EXPECT_THAT(q4_1, AllOf(HasSubstr("14 quantized linears"), HasSubstr("--allow-requantize"),
                           HasSubstr("\"model.layers.0.self_attn.q_proj.weight\""),
                           HasSubstr("W4_ASYM group 64"), HasSubstr("scale times zero point"),
-                          HasSubstr("exact: Q5_0, Q8_0, F32"), HasSubstr("and 6 more")));
+                          HasSubstr("exact: Q5_0, Q8_0, F32"), HasSubstr("and 4 more")));
 
   EXPECT_THAT(error_of<FormatError>(source, {.type = find_format("Q4_0")}),
               HasSubstr("of 4-bit codes; Q4_0 has 8 of 4"));
