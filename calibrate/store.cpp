@@ -20,8 +20,8 @@ int open_unnamed(const std::string& folder) {
   std::string name = folder + "/activations.XXXXXX";
   fd = ::mkostemp(name.data(), O_CLOEXEC);
   if (fd < 0) {
-    throw FileError(folder + ": cannot open a temporary file for activations: " +
-                    std::strerror(errno) + "; choose another folder with --spill-dir");
+    throw_system_error(folder + ": cannot open a temporary file for activations", errno,
+                       "choose another folder with --spill-dir");
   }
   ::unlink(name.c_str());
   return fd;
@@ -77,15 +77,10 @@ void ActivationStore::spill(Batch& batch, std::span<const float> values) {
     if (n > 0) {
       done += static_cast<uint64_t>(n);
     } else if (n == 0 || errno != EINTR) {
-      const int error = n == 0 ? EIO : errno;
-      const std::string message = memory_.spill_folder_ + ": cannot write " + std::to_string(size) +
-                                  " bytes of activations: " + std::strerror(error);
-      if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-        throw ResourceError(message +
-                            "; use fewer windows, a larger --activation-memory, or another "
-                            "--spill-dir");
-      }
-      throw FileError(message);
+      throw_system_error(memory_.spill_folder_ + ": cannot write " + std::to_string(size) +
+                             " bytes of activations",
+                         n == 0 ? EIO : errno,
+                         "use fewer windows, a larger --activation-memory, or another --spill-dir");
     }
   }
   batch.file_offset = file_bytes_;
@@ -102,8 +97,9 @@ void ActivationStore::read_spilled(const Batch& batch, std::span<float> out) con
     if (n > 0) {
       done += static_cast<uint64_t>(n);
     } else if (n == 0 || errno != EINTR) {
-      throw FileError(memory_.spill_folder_ + ": cannot read activations back: " +
-                      (n == 0 ? "the file ends too early" : std::strerror(errno)));
+      const std::string what = memory_.spill_folder_ + ": cannot read activations back";
+      if (n == 0) throw FileError(what + ": the file ends too early");
+      throw_system_error(what, errno);
     }
   }
 }

@@ -50,7 +50,7 @@ std::vector<std::string> companion_files(const std::string& folder) {
     const std::string name = entry->path().filename().string();
     if (is_companion(name) && entry->is_regular_file()) names.push_back(name);
   }
-  if (error) throw FileError(folder + ": cannot list the folder: " + error.message());
+  if (error) throw_system_error(folder + ": cannot list the folder", error.value());
   std::sort(names.begin(), names.end());
   return names;
 }

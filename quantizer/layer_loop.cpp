@@ -69,6 +69,7 @@ StageCost LayerLoop::cost_of(int layer) const {
              ? layer_cost(plan_, layer, windows_->n_windows, windows_->window_length)
              : layer_cost(plan_, layer, 0, 0);
 }
+
 double LayerLoop::total_cost() const {
   double total = 0.0;
   for (int layer = 0; layer < n_layers(); ++layer) total += cost_of(layer).total();
@@ -78,6 +79,8 @@ double LayerLoop::total_cost() const {
 void LayerLoop::start_walk(int first) {
   weights_.checkpoint = plan_.checkpoint;
   if (first == 0) {
+    const int begin = plan_.program.layers.front().begin;
+    bind_weights(plan_.program, plan_.checkpoint, 0, begin, windows_->window_length, weights_);
     walk_->embed();
   } else {
     state_.restore_walk(*walk_);

@@ -24,21 +24,21 @@ namespace {
 void remove_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
-  if (error) throw FileError(path + ": cannot remove the folder: " + error.message());
+  if (error) throw_system_error(path + ": cannot remove the folder", error.value());
 }
 
 void make_durable(const std::string& folder) {
   const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw FileError(folder + ": cannot open the folder: " + std::strerror(errno));
+  if (fd < 0) throw_system_error(folder + ": cannot open the folder", errno);
   const int failed = file_system_calls().fsync(fd);
   const int error = errno;
   ::close(fd);
-  if (failed != 0) throw FileError(folder + ": cannot sync the folder: " + std::strerror(error));
+  if (failed != 0) throw_system_error(folder + ": cannot sync the folder", error);
 }
 
 void rename_folder(const std::string& from, const std::string& to) {
   if (file_system_calls().rename(from.c_str(), to.c_str()) == 0) return;
-  throw FileError(to + ": cannot give the folder its name: " + std::strerror(errno));
+  throw_system_error(to + ": cannot give the folder its name", errno);
 }
 
 std::string parent_of(const std::string& path) {
@@ -122,7 +122,7 @@ std::vector<OutputFile> write_output_folder(const std::string& out, const RunPla
   remove_folder(partial);
   std::error_code error;
   std::filesystem::create_directories(partial, error);
-  if (error) throw FileError(partial + ": cannot make the folder: " + error.message());
+  if (error) throw_system_error(partial + ": cannot make the folder", error.value());
 
   std::vector<TensorSource> tensors = sources(plan, quantized);
   uint64_t total = 1;

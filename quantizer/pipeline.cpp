@@ -61,7 +61,7 @@ void check_resources(const RunEstimate& estimate, const RunOptions& options) {
   const std::string folder = parent_of(options.out);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw FileError(folder + ": cannot make the folder: " + error.message());
+  if (error) throw_system_error(folder + ": cannot make the folder", error.value());
   const bool spills_here = options.spill_folder.empty();
   require_writable(folder, estimate.output_bytes + estimate.state_bytes +
                                (spills_here ? estimate.spill_bytes : 0));
@@ -107,7 +107,7 @@ bool is_complete(const RunOptions& options, const Json& fingerprint) {
 void remove_leftovers(const std::string& path) {
   std::error_code error;
   std::filesystem::remove_all(path, error);
-  if (error) throw FileError(path + ": cannot remove the folder: " + error.message());
+  if (error) throw_system_error(path + ": cannot remove the folder", error.value());
 }
 
 std::string state_folder(const RunOptions& options) { return options.out + ".state"; }

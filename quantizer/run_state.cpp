@@ -50,17 +50,18 @@ bool RunState::exists(const std::string& folder) { return file_exists(state_file
 
 FolderLock::FolderLock(const std::string& folder) {
   if (::mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
-    throw FileError(folder + ": cannot make the folder: " + std::strerror(errno));
+    throw_system_error(folder + ": cannot make the folder", errno);
   }
   const std::string path = folder + "/lock";
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0) throw FileError(path + ": cannot open: " + std::strerror(errno));
+  if (fd_ < 0) throw_system_error(path + ": cannot open", errno);
   if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
   const int error = errno;
   ::close(fd_);
-  throw FileError(
-      path + ": " +
-      (error == EWOULDBLOCK ? "another process is working on this result" : std::strerror(error)));
+  if (error == EWOULDBLOCK) {
+    throw FileError(path + ": another process is working on this result");
+  }
+  throw_system_error(path + ": cannot be locked", error);
 }
 
 FolderLock::~FolderLock() { ::close(fd_); }
@@ -201,7 +202,7 @@ std::vector<SafetensorsFile> RunState::open_layers() const {
 void RunState::remove() {
   std::error_code error;
   std::filesystem::remove_all(folder_, error);
-  if (error) throw FileError(folder_ + ": cannot remove the folder: " + error.message());
+  if (error) throw_system_error(folder_ + ": cannot remove the folder", error.value());
 }
 
 }  // namespace assay

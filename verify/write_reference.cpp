@@ -296,7 +296,7 @@ WrittenReference write_reference(Executor& executor, const WriteReferenceOptions
   std::error_code error;
   fs::remove_all(partial, error);
   if (!fs::create_directories(partial, error) || error) {
-    throw FileError(fmt::format("{}: cannot be made: {}", partial, error.message()));
+    throw_system_error(partial + ": cannot be made", error ? error.value() : EEXIST);
   }
   WrittenReference written;
   try {

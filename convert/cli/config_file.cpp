@@ -194,12 +194,12 @@ void add_config_file(const std::string& path, const Command& command, const Opti
                      std::span<const Command* const> commands, Arguments& arguments) {
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    throw FileError(fmt::format("{}: cannot open the config file: {}", path, std::strerror(errno)));
+    throw_system_error(path + ": cannot open the config file", errno);
   }
   std::string text(kLargestFile + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
   if (file.bad()) {
-    throw FileError(fmt::format("{}: cannot read the config file: {}", path, std::strerror(errno)));
+    throw_system_error(path + ": cannot read the config file", errno);
   }
   text.resize(static_cast<size_t>(file.gcount()));
   if (text.size() > kLargestFile) {

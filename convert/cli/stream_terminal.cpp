@@ -109,8 +109,7 @@ StreamTerminal::StreamTerminal(const TerminalOptions& options, const Surrounding
   log_descriptor_ =
       ::open(options_.log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, kMode);
   if (log_descriptor_ < 0) {
-    throw FileError(
-        fmt::format("{}: cannot open the log file: {}", options_.log_file, std::strerror(errno)));
+    throw_system_error(options_.log_file + ": cannot open the log file", errno);
   }
 }
 

@@ -36,10 +36,7 @@ int terminal_columns(const std::string& columns_variable) {
 void write_standard_output(std::string_view text) {
   if (write_all(STDOUT_FILENO, text)) return;
   if (errno == EPIPE) throw BrokenPipe();
-  const std::string message =
-      fmt::format("standard output: cannot write {} bytes: {}", text.size(), std::strerror(errno));
-  if (errno == ENOSPC) throw ResourceError(message);
-  throw FileError(message);
+  throw_system_error(fmt::format("standard output: cannot write {} bytes", text.size()), errno);
 }
 
 }  // namespace

@@ -79,6 +79,11 @@ struct StoppedError : Error {
 
 [[noreturn]] void check_failed(const char* expression, const char* file, int line);
 
+/// Ends a failed system call: "<what>: <text of errno>; <advice>". A full disk or quota, or a file
+/// size limit, is a ResourceError, anything else a FileError.
+[[noreturn]] void throw_system_error(const std::string& what, int error,
+                                     const std::string& advice = {});
+
 }  // namespace assay
 
 /// For our own mistakes only; never reachable from input.

@@ -27,10 +27,8 @@ static_assert(std::endian::native == std::endian::little, "files are read in pla
 
 constexpr size_t kBufferBytes = size_t{1} << 20;
 
-std::string reason(int error) { return std::generic_category().message(error); }
-
 [[noreturn]] void fail_file(const std::string& path, const std::string& doing, int error) {
-  throw FileError(path + ": " + doing + ": " + reason(error));
+  throw_system_error(path + ": " + doing, error);
 }
 
 // A descriptor that is closed when it leaves its scope (reading only: errors of close tell
@@ -225,13 +223,8 @@ void AtomicFile::open_temporary() {
 }
 
 void AtomicFile::fail(const char* doing, int error) const {
-  const std::string place = temporary_ + ": cannot be " + doing + " at byte " +
-                            std::to_string(written_) + ": " + reason(error);
-  if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-    throw ResourceError(place + "; the file wants at least " + std::to_string(size_) +
-                        " bytes; free space or choose another folder");
-  }
-  throw FileError(place);
+  throw_system_error(temporary_ + ": cannot be " + doing + " at byte " + std::to_string(written_),
+                     error, "the file wants at least " + std::to_string(size_) + " bytes");
 }
 
 void AtomicFile::discard() noexcept {
@@ -285,9 +278,7 @@ void AtomicFile::commit() {
   if (const int error = sync(fd_); error != 0) fail("synced", error);
   // Renamed while the descriptor, and so the lock, is still held; closed before success is told.
   if (file_system_calls().rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int error = errno;
-    if (error == ENOSPC || error == EDQUOT) fail("renamed", error);
-    fail_file(path_, "cannot get its final name from " + temporary_, error);
+    fail_file(path_, "cannot get its final name from " + temporary_, errno);
   }
   if (::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) {
     fail_file(path_, "cannot be closed", errno);
@@ -380,9 +371,6 @@ void require_writable(const std::string& folder, uint64_t bytes) {
   const ssize_t n = ::write(fd, &byte, 1);
   const int error = errno;
   ::unlink(name.c_str());
-  if (n != 1 && (error == ENOSPC || error == EDQUOT)) {
-    throw ResourceError(folder + ": no file can be written here: " + reason(error));
-  }
   if (n != 1) fail_file(folder, "no file can be written here", error);
 }
 

@@ -13,9 +13,9 @@ namespace assay {
 /// TEST HOOK, also present in release builds: the environment variable ASSAY_FAULT, read once at
 /// the first call, makes the N-th call (N >= 1, counted over write, fsync and rename together, in
 /// the order in which they are made) misbehave:
-///   kill:N    the process dies by SIGKILL; a write dies after half of its bytes, a rename before
-///   it enospc:N  this call and all later ones fail with ENOSPC, as on a disk that stays full eio:N
-///   this one call fails with EIO
+/// - kill:N    the process dies by SIGKILL: a write after half of its bytes, a rename before it
+/// - enospc:N  this call and all later ones fail with ENOSPC, as on a disk that stays full
+/// - eio:N     this one call fails with EIO
 /// Anything else in the variable is a UsageError. Unset, it costs one predictable branch per call.
 struct FileSystemCalls {
   ssize_t (*write)(int fd, const void* data, size_t n);
