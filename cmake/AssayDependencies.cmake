@@ -1,6 +1,5 @@
 # Every dependency is a Debian 12 package; nothing is downloaded.
 find_package(Threads REQUIRED)
-find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(OpenSSL 3 REQUIRED COMPONENTS Crypto)
 find_package(ZLIB REQUIRED)
 set(Boost_USE_STATIC_LIBS ON)

@@ -36,7 +36,6 @@ std::vector<LibraryInfo> linked_libraries() {
       {"fmt",
        fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100),
        "MIT", "text"},
-      {"libgomp", __VERSION__, "GPL-3.0-or-later WITH GCC-exception-3.1", "threads"},
       {"OpenSSL", OpenSSL_version(OPENSSL_VERSION_STRING), "Apache-2.0", "SHA-256"},
       {"PCRE2", pcre2_version(), "BSD-3-Clause", "split patterns of tokenizers"},
       {"utf8proc", utf8proc_version(), "MIT AND Unicode-DFS-2016", "Unicode normalisation"},

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "convert/core/error.h"
@@ -60,6 +62,35 @@ TEST_P(ParallelFor, WorksAgainAfterAFailureAndRefusesNesting) {
   parallel_for(4, 1, [&](int64_t, int64_t) { ++n_calls; });
 
   EXPECT_EQ(n_calls, 4);
+}
+
+TEST_P(ParallelFor, ServesManyShortLoopsOfSeveralThreadsAtATime) {
+  std::atomic<int64_t> sum{0};
+  const auto caller = [&] {
+    for (int loop = 0; loop < 2000; ++loop) {
+      parallel_for(5, 1, [&](int64_t begin, int64_t end) { sum += end - begin; });
+    }
+  };
+
+  std::vector<std::thread> callers;
+  for (int i = 0; i < 3; ++i) callers.emplace_back(caller);
+  for (std::thread& thread : callers) thread.join();
+
+  EXPECT_EQ(sum, 3 * 2000 * 5);
+}
+
+TEST_P(ParallelFor, WakesWorkersThatSleep) {
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    std::atomic<int> n_calls{0};
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+
+    parallel_for(64, 1, [&](int64_t, int64_t) {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+      ++n_calls;
+    });
+
+    EXPECT_EQ(n_calls, 64);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Threads, ParallelFor, testing::Values(1, 2, 5));
