@@ -14,65 +14,18 @@
 namespace assay {
 namespace {
 
-constexpr int64_t kBlocks = kGramChunkSteps / kGramBlockSteps;  // per chunk
-constexpr int64_t kBlockTokens = 2 * kGramBlockSteps;
-constexpr int64_t kChunkTokens = 2 * kGramChunkSteps;
-constexpr int64_t kChunks = 4;  // packed at a time: tiles of sums stay in cache for all of them
-constexpr int64_t kMacro = 2;   // panels per side of the square of tiles that one task works on
+constexpr int64_t kMacro = 2;  // panels per side of the square of tiles that one task works on
 
 constexpr uint32_t kLargestBits = std::bit_cast<uint32_t>(32639.0f * 0x1p100f);
 
 int64_t first_tile(int64_t row_panel) { return row_panel * (row_panel + 1) / 2; }
 
-// A chunk, its halves, quarters and blocks as a binary heap: range r consists of 2r + 1 and 2r + 2,
-// the blocks come last.
-constexpr int64_t kRanges = 2 * kBlocks - 1;
-constexpr int64_t kFirstBlock = kBlocks - 1;
-
-// energies (blocks, 32) of one panel → most (ranges): largest energy of a channel over each range.
-void find_most(const float* energies, double* most) {
-  std::fill(most, most + kRanges, 0.0);
-  for (int64_t c = 0; c < kGramPanel; ++c) {
-    double sums[kRanges];
-    for (int64_t r = kRanges - 1; r >= 0; --r) {
-      sums[r] = r >= kFirstBlock ? energies[(r - kFirstBlock) * kGramPanel + c]
-                                 : sums[2 * r + 1] + sums[2 * r + 2];
-      most[r] = std::max(most[r], sums[r]);
-    }
+void count_gram_tokens(int64_t more, int64_t& n_tokens) {
+  if (more > kMaxGramTokens - n_tokens) {
+    throw UnsupportedError("calibration: found more than " + std::to_string(kMaxGramTokens) +
+                           " tokens, up to which sums are exact; use fewer windows");
   }
-}
-
-// Steps of the chunk that a range covers.
-struct Steps {
-  int64_t begin = 0;
-  int64_t count = 0;
-};
-
-Steps steps_of(int64_t range) {
-  int64_t left = range;
-  int64_t right = range;
-  while (left < kFirstBlock) {
-    left = 2 * left + 1;
-    right = 2 * right + 2;
-  }
-  return {(left - kFirstBlock) * kGramBlockSteps, (right - left + 1) * kGramBlockSteps};
-}
-
-// Adds one range of two packed panels to their tile, in the longest pieces whose sums fit 32 bits.
-void add_range(const int32_t* rows, const int32_t* columns, const double* row_most,
-               const double* column_most, int64_t range, double* tile) {
-  // |Σ q_i·q_j| ≤ sqrt(Σ q_i²·Σ q_j²) < 2^31, with a margin for the rounding of the energies.
-  constexpr double kLimit = 0x1p62 * 0.999;
-  const bool fits = row_most[range] * column_most[range] < kLimit;
-  if (!fits && range < kFirstBlock) {
-    add_range(rows, columns, row_most, column_most, 2 * range + 1, tile);
-    add_range(rows, columns, row_most, column_most, 2 * range + 2, tile);
-    return;
-  }
-  const Steps steps = steps_of(range);
-  const int64_t offset = steps.begin * kGramPanel;
-  const auto kernel = fits ? gram_kernels().tile_narrow : gram_kernels().tile_wide;
-  kernel(rows + offset, columns + offset, steps.count, tile);
+  n_tokens += more;
 }
 
 }  // namespace
@@ -122,67 +75,28 @@ const GramKernels& gram_kernels() {
   return gram_kernels_scalar();
 }
 
-Gram::Gram(std::span<const int> exponents)
-    : n_(static_cast<int64_t>(exponents.size())),
-      n_panels_((n_ + kGramPanel - 1) / kGramPanel),
-      exponents_(exponents.begin(), exponents.end()) {
-  inverse_scales_.reserve(exponents_.size());
-  for (const int e : exponents_) inverse_scales_.push_back(std::ldexp(1.0f, -e));
-  const auto panels = static_cast<size_t>(n_panels_);
-  sums_.resize(static_cast<size_t>(first_tile(n_panels_) * kGramTile));
-  pairs_.resize(panels * kChunks * kGramChunkSteps * kGramPanel);
-  energies_.resize(panels * kChunks * kBlocks * kGramPanel);
-  most_.resize(panels * kChunks * kRanges);
+Gram::Gram(std::span<const int> exponents) : tokens_(exponents) {
+  sums_.resize(static_cast<size_t>(first_tile(tokens_.n_panels()) * kGramTile));
 }
 
 uint64_t Gram::peak_bytes(int64_t n) {
   const auto panels = static_cast<uint64_t>((n + kGramPanel - 1) / kGramPanel);
   const uint64_t sums = panels * (panels + 1) / 2 * kGramTile * sizeof(double);
-  const uint64_t packed = panels * kChunks * kGramChunkSteps * kGramPanel * sizeof(int32_t);
-  return sums + packed + static_cast<uint64_t>(n) * static_cast<uint64_t>(n) * sizeof(double);
+  return sums + PackedTokens::bytes(n) +
+         static_cast<uint64_t>(n) * static_cast<uint64_t>(n) * sizeof(double);
 }
 
 void Gram::add(const float* x, int64_t n_tokens) {
-  if (n_tokens > kMaxGramTokens - n_tokens_) {
-    throw UnsupportedError("calibration: found more than " + std::to_string(kMaxGramTokens) +
-                           " tokens, up to which sums are exact; use fewer windows");
-  }
-  n_tokens_ += n_tokens;
-  for (int64_t t = 0; t < n_tokens; t += kChunks * kChunkTokens) {
-    const int64_t here = std::min(kChunks * kChunkTokens, n_tokens - t);
-    pack(x + t * n_, here);
-    multiply((here + kChunkTokens - 1) / kChunkTokens);
+  count_gram_tokens(n_tokens, n_tokens_);
+  for (int64_t t = 0; t < n_tokens; t += PackedTokens::kMostTokens) {
+    tokens_.pack(x + t * tokens_.n(), std::min(PackedTokens::kMostTokens, n_tokens - t));
+    multiply();
   }
 }
 
-void Gram::pack(const float* x, int64_t n_tokens) {
-  const GramKernels& kernels = gram_kernels();
-  const int64_t n_blocks = (n_tokens + kChunkTokens - 1) / kChunkTokens * kBlocks;
-  parallel_for(n_blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t b = begin; b < end; ++b) {
-      const int64_t chunk = b / kBlocks;
-      const int64_t tokens = std::clamp<int64_t>(n_tokens - b * kBlockTokens, 0, kBlockTokens);
-      for (int64_t p = 0; p < n_panels_; ++p) {
-        const int64_t panel = chunk * n_panels_ + p;
-        const int64_t block = panel * kBlocks + b % kBlocks;
-        const int64_t c = p * kGramPanel;
-        kernels.pack(x + (tokens > 0 ? b * kBlockTokens * n_ : 0) + c, n_, tokens,
-                     std::min(kGramPanel, n_ - c), inverse_scales_.data() + c,
-                     pairs_.data() + block * kGramBlockSteps * kGramPanel,
-                     energies_.data() + block * kGramPanel);
-      }
-    }
-  });
-  const int64_t n_packed = n_blocks / kBlocks * n_panels_;
-  parallel_for(n_packed, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t panel = begin; panel < end; ++panel) {
-      find_most(energies_.data() + panel * kBlocks * kGramPanel, most_.data() + panel * kRanges);
-    }
-  });
-}
-
-void Gram::multiply(int64_t n_chunks) {
-  const int64_t n_macro = (n_panels_ + kMacro - 1) / kMacro;
+void Gram::multiply() {
+  const int64_t n_panels = tokens_.n_panels();
+  const int64_t n_macro = (n_panels + kMacro - 1) / kMacro;
   parallel_for(first_tile(n_macro), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t task = first_tile(n_macro) - 1 - i;
@@ -190,44 +104,105 @@ void Gram::multiply(int64_t n_chunks) {
       while (first_tile(row) > task) --row;
       while (first_tile(row + 1) <= task) ++row;
       const int64_t column = task - first_tile(row);
-      for (int64_t chunk = 0; chunk < n_chunks; ++chunk) {
-        for (int64_t j = column * kMacro; j < std::min(n_panels_, (column + 1) * kMacro); ++j) {
-          const int64_t last = std::min(n_panels_, (row + 1) * kMacro);
-          for (int64_t r = std::max(row * kMacro, j); r < last; ++r) add_tile(r, j, chunk);
+      for (int64_t chunk = 0; chunk < tokens_.n_chunks(); ++chunk) {
+        for (int64_t j = column * kMacro; j < std::min(n_panels, (column + 1) * kMacro); ++j) {
+          const int64_t last = std::min(n_panels, (row + 1) * kMacro);
+          for (int64_t r = std::max(row * kMacro, j); r < last; ++r) {
+            PackedTokens::add_tile(tokens_, r, tokens_, j, chunk,
+                                   sums_.data() + (first_tile(r) + j) * kGramTile);
+          }
         }
       }
     }
   });
 }
 
-void Gram::add_tile(int64_t row_panel, int64_t column_panel, int64_t chunk) {
-  const int64_t i = chunk * n_panels_ + row_panel;
-  const int64_t j = chunk * n_panels_ + column_panel;
-  const int32_t* rows = pairs_.data() + i * kGramChunkSteps * kGramPanel;
-  const int32_t* columns = pairs_.data() + j * kGramChunkSteps * kGramPanel;
-  double* tile = sums_.data() + (first_tile(row_panel) + column_panel) * kGramTile;
-  add_range(rows, columns, most_.data() + i * kRanges, most_.data() + j * kRanges, 0, tile);
-}
-
 Hessian Gram::finish() {
-  pairs_ = {};
+  const int64_t n = tokens_.n();
+  const std::vector<double> scales = tokens_.scales();
+  tokens_ = PackedTokens({});
   Hessian out;
-  out.n = n_;
+  out.n = n;
   out.n_tokens = n_tokens_;
-  out.values.resize(static_cast<size_t>(n_ * n_));
-  std::vector<double> scales;
-  scales.reserve(exponents_.size());
-  for (const int e : exponents_) scales.push_back(std::ldexp(1.0, e));
-  parallel_for(n_, 32, [&](int64_t begin, int64_t end) {
+  out.values.resize(static_cast<size_t>(n * n));
+  parallel_for(n, 32, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < n_; ++j) {
+      for (int64_t j = 0; j < n; ++j) {
         const int64_t r = std::max(i, j);
         const int64_t c = std::min(i, j);
         const int64_t tile = first_tile(r / kGramPanel) + c / kGramPanel;
         const double a = sums_[static_cast<size_t>(tile * kGramTile + r % kGramPanel * kGramPanel +
                                                    c % kGramPanel)];
-        out.values[static_cast<size_t>(i * n_ + j)] =
+        out.values[static_cast<size_t>(i * n + j)] =
             a * scales[static_cast<size_t>(i)] * scales[static_cast<size_t>(j)];
+      }
+    }
+  });
+  sums_ = {};
+  return out;
+}
+
+CrossGram::CrossGram(std::span<const int> row_exponents, std::span<const int> column_exponents)
+    : rows_(row_exponents), columns_(column_exponents) {
+  sums_.resize(static_cast<size_t>(rows_.n_panels() * columns_.n_panels() * kGramTile));
+}
+
+uint64_t CrossGram::peak_bytes(int64_t n_rows, int64_t n_columns) {
+  const auto padded = [](int64_t n) {
+    return static_cast<uint64_t>((n + kGramPanel - 1) / kGramPanel * kGramPanel);
+  };
+  const uint64_t sums = padded(n_rows) * padded(n_columns) * sizeof(double);
+  return sums + PackedTokens::bytes(n_rows) + PackedTokens::bytes(n_columns) +
+         static_cast<uint64_t>(n_rows) * static_cast<uint64_t>(n_columns) * sizeof(double);
+}
+
+void CrossGram::add(const float* x, const float* y, int64_t n_tokens) {
+  count_gram_tokens(n_tokens, n_tokens_);
+  for (int64_t t = 0; t < n_tokens; t += PackedTokens::kMostTokens) {
+    const int64_t here = std::min(PackedTokens::kMostTokens, n_tokens - t);
+    rows_.pack(x + t * rows_.n(), here);
+    columns_.pack(y + t * columns_.n(), here);
+    multiply();
+  }
+}
+
+void CrossGram::multiply() {
+  const int64_t row_macros = (rows_.n_panels() + kMacro - 1) / kMacro;
+  const int64_t column_macros = (columns_.n_panels() + kMacro - 1) / kMacro;
+  parallel_for(row_macros * column_macros, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / column_macros * kMacro;
+      const int64_t column = task % column_macros * kMacro;
+      for (int64_t chunk = 0; chunk < rows_.n_chunks(); ++chunk) {
+        for (int64_t r = row; r < std::min(rows_.n_panels(), row + kMacro); ++r) {
+          for (int64_t c = column; c < std::min(columns_.n_panels(), column + kMacro); ++c) {
+            PackedTokens::add_tile(rows_, r, columns_, c, chunk,
+                                   sums_.data() + (r * columns_.n_panels() + c) * kGramTile);
+          }
+        }
+      }
+    }
+  });
+}
+
+CrossProduct CrossGram::finish() {
+  CrossProduct out;
+  out.n_rows = rows_.n();
+  out.n_columns = columns_.n();
+  const int64_t column_panels = columns_.n_panels();
+  const std::vector<double> row_scales = rows_.scales();
+  const std::vector<double> column_scales = columns_.scales();
+  rows_ = PackedTokens({});
+  columns_ = PackedTokens({});
+  out.values.resize(static_cast<size_t>(out.n_rows * out.n_columns));
+  parallel_for(out.n_rows, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t j = 0; j < out.n_columns; ++j) {
+        const int64_t tile = i / kGramPanel * column_panels + j / kGramPanel;
+        const double a = sums_[static_cast<size_t>(tile * kGramTile + i % kGramPanel * kGramPanel +
+                                                   j % kGramPanel)];
+        out.values[static_cast<size_t>(i * out.n_columns + j)] =
+            a * row_scales[static_cast<size_t>(i)] * column_scales[static_cast<size_t>(j)];
       }
     }
   });

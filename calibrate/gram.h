@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "calibrate/hessian.h"
+#include "calibrate/packed_tokens.h"
 
 namespace assay {
 
@@ -48,19 +49,35 @@ class Gram {
   static uint64_t peak_bytes(int64_t n);
 
  private:
-  void pack(const float* x, int64_t n_tokens);
-  void multiply(int64_t n_chunks);
-  void add_tile(int64_t row_panel, int64_t column_panel, int64_t chunk);
+  void multiply();
 
-  int64_t n_ = 0;
-  int64_t n_panels_ = 0;
   int64_t n_tokens_ = 0;
-  std::vector<int> exponents_;
-  std::vector<float> inverse_scales_;  // (n) 2^(−e_j)
+  PackedTokens tokens_;
   std::vector<double> sums_;  // (n_panels · (n_panels + 1) / 2, 32, 32): tiles (i, j ≤ i), integers
-  std::vector<int32_t> pairs_;   // (chunk, panel, 128, 32), gram_kernels.h
-  std::vector<float> energies_;  // (chunk, panel, block, 32) Σ q² of a block
-  std::vector<double> most_;     // (chunk, panel, 15) largest energy of each part of a chunk
+};
+
+/// C_ij = Σ_t q_ti·p_tj of two streams that walk the same tokens, each with exponents of its own:
+/// exact, and independent of the same things as Gram.
+class CrossGram {
+ public:
+  CrossGram(std::span<const int> row_exponents, std::span<const int> column_exponents);
+
+  /// x (n_tokens, n_rows), y (n_tokens, n_columns), both row-major. Throws like Gram::add.
+  void add(const float* x, const float* y, int64_t n_tokens);
+
+  /// C_ij·2^(e_i)·2^(f_j). The object is empty afterwards.
+  CrossProduct finish();
+
+  /// Most bytes held, the result of finish() included: for --dry-run.
+  static uint64_t peak_bytes(int64_t n_rows, int64_t n_columns);
+
+ private:
+  void multiply();
+
+  int64_t n_tokens_ = 0;
+  PackedTokens rows_;
+  PackedTokens columns_;
+  std::vector<double> sums_;  // (row panels, column panels, 32, 32) integers
 };
 
 }  // namespace assay

@@ -13,4 +13,11 @@ struct Hessian {
   int64_t n_tokens = 0;
 };
 
+/// X^T Y of two streams that walk the same tokens, fp64 from exact integer sums.
+struct CrossProduct {
+  int64_t n_rows = 0;
+  int64_t n_columns = 0;
+  std::vector<double> values;  // (n_rows, n_columns) row-major
+};
+
 }  // namespace assay

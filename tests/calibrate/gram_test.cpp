@@ -21,10 +21,14 @@ using test::bits_equal;
 using test::Random;
 using test::with_every_isa;
 
-// arithmetic.md §9 word for word, in 64-bit integers.
-std::vector<double> reference_hessian(const std::vector<float>& x, int64_t n_tokens, int64_t n) {
-  std::vector<int> e(static_cast<size_t>(n));
-  std::vector<int64_t> q(x.size());
+// Values of a stream as block int16 per channel (arithmetic.md §9).
+struct Quantized {
+  std::vector<int> exponents;  // (n)
+  std::vector<int64_t> q;      // (n_tokens, n)
+};
+
+Quantized quantize(const std::vector<float>& x, int64_t n_tokens, int64_t n) {
+  Quantized out{std::vector<int>(static_cast<size_t>(n)), std::vector<int64_t>(x.size())};
   for (int64_t j = 0; j < n; ++j) {
     float most = 0.0f;
     for (int64_t t = 0; t < n_tokens; ++t) {
@@ -32,25 +36,53 @@ std::vector<double> reference_hessian(const std::vector<float>& x, int64_t n_tok
     }
     int exponent = -100;
     while (most > 32639.0f * std::ldexp(1.0f, exponent)) ++exponent;
-    e[static_cast<size_t>(j)] = exponent;
+    out.exponents[static_cast<size_t>(j)] = exponent;
     for (int64_t t = 0; t < n_tokens; ++t) {
       const auto i = static_cast<size_t>(t * n + j);
-      q[i] = static_cast<int64_t>(std::nearbyint(x[i] / std::ldexp(1.0f, exponent)));
+      out.q[i] = static_cast<int64_t>(std::nearbyint(x[i] / std::ldexp(1.0f, exponent)));
     }
   }
-  std::vector<double> h(static_cast<size_t>(n * n));
+  return out;
+}
+
+// Word for word, in 64-bit integers.
+std::vector<double> reference_cross(const std::vector<float>& x, int64_t n,
+                                    const std::vector<float>& y, int64_t m, int64_t n_tokens) {
+  const Quantized a = quantize(x, n_tokens, n);
+  const Quantized b = quantize(y, n_tokens, m);
+  std::vector<double> out(static_cast<size_t>(n * m));
   for (int64_t i = 0; i < n; ++i) {
-    for (int64_t j = 0; j < n; ++j) {
+    for (int64_t j = 0; j < m; ++j) {
       int64_t sum = 0;
       for (int64_t t = 0; t < n_tokens; ++t) {
-        sum += q[static_cast<size_t>(t * n + i)] * q[static_cast<size_t>(t * n + j)];
+        sum += a.q[static_cast<size_t>(t * n + i)] * b.q[static_cast<size_t>(t * m + j)];
       }
-      h[static_cast<size_t>(i * n + j)] = static_cast<double>(sum) *
-                                          std::ldexp(1.0, e[static_cast<size_t>(i)]) *
-                                          std::ldexp(1.0, e[static_cast<size_t>(j)]);
+      out[static_cast<size_t>(i * m + j)] = static_cast<double>(sum) *
+                                            std::ldexp(1.0, a.exponents[static_cast<size_t>(i)]) *
+                                            std::ldexp(1.0, b.exponents[static_cast<size_t>(j)]);
     }
   }
-  return h;
+  return out;
+}
+
+std::vector<double> reference_hessian(const std::vector<float>& x, int64_t n_tokens, int64_t n) {
+  return reference_cross(x, n, x, n, n_tokens);
+}
+
+ChannelMaxima maxima_of(const std::vector<float>& x, int64_t n) {
+  ChannelMaxima maxima(n);
+  maxima.add(x.data(), static_cast<int64_t>(x.size()) / n);
+  return maxima;
+}
+
+CrossProduct cross_of(const std::vector<float>& x, int64_t n, const std::vector<float>& y,
+                      int64_t m, int64_t step) {
+  const int64_t n_tokens = static_cast<int64_t>(x.size()) / n;
+  CrossGram gram(maxima_of(x, n).exponents(), maxima_of(y, m).exponents());
+  for (int64_t t = 0; t < n_tokens; t += step) {
+    gram.add(x.data() + t * n, y.data() + t * m, std::min(step, n_tokens - t));
+  }
+  return gram.finish();
 }
 
 // The tokens in calls of `step`.
@@ -104,6 +136,44 @@ INSTANTIATE_TEST_SUITE_P(
     Awkward, GramShapes,
     testing::Combine(testing::Values(1, 2, 63, 64, 65, 257, 1100), testing::Values(1, 31, 33, 100),
                      testing::Values(Values::kBell, Values::kFlat, Values::kMixed)));
+
+TEST_P(GramShapes, CrossEqualsPlainIntegerSums) {
+  const auto [n_tokens, n, values] = GetParam();
+  const int64_t m = 70;
+  const std::vector<float> x = make_inputs(values, n_tokens, n);
+  std::vector<float> y = make_inputs(Values::kMixed, n_tokens, m);
+  for (float& value : y) value *= 0.3f;
+  const std::vector<double> expected = reference_cross(x, n, y, m, n_tokens);
+
+  with_every_isa([&, n_tokens = n_tokens, n = n] {
+    const CrossProduct actual = cross_of(x, n, y, m, n_tokens);
+
+    EXPECT_EQ(actual.n_rows, n);
+    EXPECT_EQ(actual.n_columns, m);
+    EXPECT_TRUE(bits_equal(actual.values, expected));
+  });
+}
+
+TEST(CrossGram, OfAStreamWithItselfIsTheGram) {
+  const std::vector<float> x = make_inputs(Values::kMixed, 300, 65);
+
+  EXPECT_TRUE(bits_equal(cross_of(x, 65, x, 65, 300).values, gram_of(x, 65, 300).values));
+}
+
+TEST(CrossGram, DoesNotDependOnThreadsOrOnTheSplitIntoCalls) {
+  const std::vector<float> x = make_inputs(Values::kMixed, 700, 96);
+  const std::vector<float> y = make_inputs(Values::kBell, 700, 40);
+  const CrossProduct expected = cross_of(x, 96, y, 40, 700);
+
+  const int threads_before = n_threads();
+  for (const int threads : {1, 4}) {
+    set_n_threads(threads);
+    for (const int64_t step : {threads == 1 ? 1 : 250, 300}) {
+      EXPECT_TRUE(bits_equal(cross_of(x, 96, y, 40, step).values, expected.values));
+    }
+  }
+  set_n_threads(threads_before);
+}
 
 TEST(Gram, DoesNotDependOnThreadsOrOnTheSplitIntoCalls) {
   const std::vector<float> x = make_inputs(Values::kMixed, 700, 96);
