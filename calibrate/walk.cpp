@@ -148,28 +148,49 @@ KvCache& StreamWalk::cache_for(const Segment& segment, int64_t n_sequences) {
   return *cache_;
 }
 
-Hessian StreamWalk::captured_hessian(const CaptureStop& stop, const std::string& name,
-                                     const std::function<void(double)>& progress) const {
-  const ActivationStore& store = values(stop.input);
+void StreamWalk::check_captured(const CaptureStop& stop, const std::string& name) const {
+  const int64_t channel = maxima_->find_fault();
+  if (channel < 0) return;
   std::vector<float> scratch;
-  if (const int64_t channel = maxima_->find_fault(); channel >= 0) {
-    for (int64_t b = 0; b < n_batches(); ++b) {
-      const std::span<const float> x = store.view(b, scratch);
-      for (int64_t row = 0; row < batch_rows(b); ++row) {
-        const float value = x[static_cast<size_t>(row * stop.columns + channel)];
-        if (std::fabs(value) <= 32639.0f * 0x1p100f) continue;
-        const int64_t window =
-            batches_[static_cast<size_t>(b)].first_window + row / windows_->window_length;
-        throw NumericError(name + ": calibration input is " + std::to_string(value) +
-                           " in window " + std::to_string(window) + ", position " +
-                           std::to_string(row % windows_->window_length) + ", channel " +
-                           std::to_string(channel));
-      }
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    const std::span<const float> x = values(stop.input).view(b, scratch);
+    for (int64_t row = 0; row < batch_rows(b); ++row) {
+      const float value = x[static_cast<size_t>(row * stop.columns + channel)];
+      if (std::fabs(value) <= 32639.0f * 0x1p100f) continue;
+      const int64_t window =
+          batches_[static_cast<size_t>(b)].first_window + row / windows_->window_length;
+      throw NumericError(name + ": calibration input is " + std::to_string(value) + " in window " +
+                         std::to_string(window) + ", position " +
+                         std::to_string(row % windows_->window_length) + ", channel " +
+                         std::to_string(channel));
     }
   }
+}
+
+Hessian StreamWalk::captured_hessian(const CaptureStop& stop, const std::string& name,
+                                     const std::function<void(double)>& progress) const {
+  check_captured(stop, name);
+  const ActivationStore& store = values(stop.input);
+  std::vector<float> scratch;
   Gram gram(maxima_->exponents());
   for (int64_t b = 0; b < n_batches(); ++b) {
     gram.add(store.view(b, scratch).data(), batch_rows(b));
+    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
+  }
+  return gram.finish();
+}
+
+CrossProduct StreamWalk::captured_cross(const StreamWalk& rows, const CaptureStop& stop,
+                                        const std::string& name,
+                                        const std::function<void(double)>& progress) const {
+  rows.check_captured(stop, name);
+  check_captured(stop, name);
+  CrossGram gram(rows.maxima_->exponents(), maxima_->exponents());
+  std::vector<float> scratch;
+  std::vector<float> row_scratch;
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    gram.add(rows.values(stop.input).view(b, row_scratch).data(),
+             values(stop.input).view(b, scratch).data(), batch_rows(b));
     if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
   }
   return gram.finish();

@@ -55,6 +55,11 @@ class StreamWalk {
   /// window if a value is not finite.
   Hessian captured_hessian(const CaptureStop& stop, const std::string& name,
                            const std::function<void(double)>& progress = nullptr) const;
+  /// X^T Y with X the captured input of `stop` in `rows`, another walk at the same stop, and Y the
+  /// one in this walk. Throws likewise.
+  CrossProduct captured_cross(const StreamWalk& rows, const CaptureStop& stop,
+                              const std::string& name,
+                              const std::function<void(double)>& progress = nullptr) const;
 
   /// Registers that are held now, ascending: between layers the residual stream (and whatever else
   /// lives across layers).
@@ -70,6 +75,7 @@ class StreamWalk {
     int64_t first_window = 0;
     int64_t n_windows = 0;
   };
+  void check_captured(const CaptureStop& stop, const std::string& name) const;
   void run_ops(const Segment& segment, Register captured,
                const std::function<void(double)>& progress);
   void prepare_batch(const Segment& segment, int64_t batch);

@@ -16,6 +16,7 @@ namespace {
 // "Speed"). They serve the estimate of time and the progress bar alone.
 struct Rates {
   double linear = 45e9;     // products of W4 × int16
+  double linear16 = 20e9;   // products of 16-bit weights × int16
   double attention = 6e9;   // fused products of q·k and p·v
   double elements = 0.4e9;  // register elements written by other ops
   double gram = 60e9;
@@ -88,9 +89,13 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
       continue;
     }
     const auto n = static_cast<uint64_t>(stop.columns);
-    memory.hessian =
-        std::max({memory.hessian, Gram::peak_bytes(stop.columns),
-                  hessian + factor_peak_bytes(stop.columns), hessian + n * n * 4 + solve});
+    // With two streams their products stand beside the Hessian, and the factor in full.
+    const uint64_t drift = plan.two_streams() ? hessian : 0;
+    const uint64_t cross =
+        plan.two_streams() ? CrossGram::peak_bytes(stop.columns, stop.columns) : 0;
+    memory.hessian = std::max({memory.hessian, Gram::peak_bytes(stop.columns), hessian + cross,
+                               hessian + drift + factor_peak_bytes(stop.columns),
+                               hessian + 2 * drift + n * n * 4 + solve});
   }
   const auto& matrices = program.matrices;
   for (size_t i = 0; i < matrices.size(); ++i) {
@@ -110,7 +115,8 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
           integer_format(plan.quantize.bits, plan.quantize.symmetric), rows, columns,
           plan.quantize.group_size < 0 ? columns : plan.quantize.group_size);
     }
-    const bool runs_plain = !runs_quantized || options.capture == CaptureMode::kLayer;
+    const bool runs_plain =
+        !runs_quantized || options.capture == CaptureMode::kLayer || plan.two_streams();
     if (plan.calibrated && runs_plain) {
       memory.weights += PackedMatrix::bytes_for(scalar_format(plan.checkpoint->spec().source_dtype),
                                                 rows, columns, columns);
@@ -122,19 +128,19 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
     memory.activations +=
         register_bytes(program.registers[static_cast<size_t>(program.residual.index)], n_tokens);
   }
+  if (plan.two_streams()) memory.activations *= 2;
   memory.batch = batch_bytes(program, cut, batch_tokens);
   return memory;
 }
 
 double segment_seconds(const Program& program, const Segment& segment, const Rates& rates,
-                       double n_tokens, int64_t window_length) {
+                       double n_tokens, int64_t window_length, double linear_rate) {
   double seconds = 0.0;
   for (int i = segment.begin; i < segment.end; ++i) {
     const Op& op = program.ops[static_cast<size_t>(i)];
     if (const auto* linear = std::get_if<LinearOp>(&op.kind)) {
       const MatrixSlot& slot = program.matrices[static_cast<size_t>(linear->matrix)];
-      seconds +=
-          n_tokens * static_cast<double>(slot.out_features * slot.in_features) / rates.linear;
+      seconds += n_tokens * static_cast<double>(slot.out_features * slot.in_features) / linear_rate;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.kind)) {
       const int64_t seen =
           std::min(window_length / 2 + 1, attention->sliding_window.value_or(window_length));
@@ -160,22 +166,30 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
   const auto n_tokens = static_cast<double>(n_windows * window_length);
   for (const Segment& segment : cut.segments) {
     if (plan.calibrated) {
-      cost.forward += segment_seconds(plan.program, segment, rates, n_tokens, window_length);
+      const auto stream = [&](double linear_rate) {
+        return segment_seconds(plan.program, segment, rates, n_tokens, window_length, linear_rate);
+      };
+      cost.forward += stream(plan.quantize.propagate ? rates.linear : rates.linear16);
+      if (plan.two_streams()) cost.forward += stream(rates.linear16);
     }
   }
   const double candidates = plan.quantize.scale_search == ScaleSearch::kHessianGrid ? 21.0 : 0.0;
   for (const CaptureStop& stop : cut.stops) {
     const auto n = static_cast<double>(stop.columns);
     if (plan.calibrated) {
-      cost.gram += n_tokens * n * n / 2.0 / rates.gram;
+      cost.gram += n_tokens * n * n / 2.0 / rates.gram * (plan.two_streams() ? 3.0 : 1.0);
       cost.factor += n * n * n / 3.0 / rates.factor;
     }
     for (const int matrix : stop.matrices) {
       const auto rows = static_cast<double>(plan.shape(matrix).out_features);
       const double group =
           plan.quantize.group_size < 0 ? n : static_cast<double>(plan.quantize.group_size);
+      // Losses; the target's three products; the two of the rows that are refined, and about as
+      // much again for what moves.
+      const double products =
+          3.0 + (plan.two_streams() ? 3.0 : 0.0) + (plan.quantize.refit_rounds > 0 ? 3.0 : 0.0);
       cost.solve += rows * n * n / 2.0 / rates.columns +
-                    rows * n * (3.0 * n + candidates * group) / rates.quadratic;
+                    rows * n * (products * n + candidates * group) / rates.quadratic;
     }
   }
   const double threads = n_threads();
@@ -227,8 +241,9 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
   if (plan.calibrated) {
     // The stream into the next layer is written before the one before it is removed.
     out.state_bytes +=
-        2 * register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
-                           n_tokens);
+        (plan.two_streams() ? 4 : 2) *
+        register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
+                       n_tokens);
   }
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;

@@ -178,7 +178,16 @@ HessianFactor factor_hessian(const Hessian& hessian, const QuantizeOptions& opti
   }
   factor.lambda = damping.lambda;
   factor.damp_percent = tried.back();
+  factor.damping.resize(static_cast<size_t>(hessian.n));
+  for (int64_t j = 0; j < hessian.n; ++j) {
+    const bool dead = hessian.values[static_cast<size_t>(j * hessian.n + j)] == 0.0;
+    factor.damping[static_cast<size_t>(j)] = dead ? damping.basis + damping.lambda : damping.lambda;
+  }
   make_ratios(u, factor);
+  if (options.target_alpha != 0.0) {
+    factor.upper = std::move(u.values);
+    factor.upper_stride = u.stride;
+  }
   return factor;
 }
 

@@ -7,6 +7,7 @@
 #include "convert/core/sha256.h"
 #include "convert/core/version.h"
 #include "quantizer/companions.h"
+#include "quantizer/recipe.h"
 
 namespace assay {
 namespace {
@@ -40,14 +41,14 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
       .set("option damp_percent", q.damp_percent)
       .set("option damp_basis", q.damp_basis == DampBasis::kMeanDiagonal ? "mean" : "max")
       .set("option damp_retries", retries)
-      .set("option act_order", q.act_order == ActOrder::kStatic ? "static" : "none")
-      .set("option scales", q.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
       .set("option propagate", q.propagate)
       .set("option capture", capture_mode_name(options.capture))
       .set("option kv_type", kv_type_name(options.kv_type))
       .set("option format", plan.layout->name)
       .set("option skip", skip)
       .set("option shard_size", options.max_shard_bytes);
+  const Json recipe = recipe_json(q);
+  for (const auto& [name, value] : recipe.as_object()) out.set("option " + name, value);
 }
 
 }  // namespace

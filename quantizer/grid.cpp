@@ -291,4 +291,20 @@ int64_t nearest_codes(std::span<const float> weights, const Grid& grid, int64_t 
   return n_cut;
 }
 
+std::vector<float> rounded_weights(const Grid& grid, std::span<const uint8_t> codes,
+                                   int64_t columns) {
+  std::vector<float> out(codes.size());
+  const auto rows = static_cast<int64_t>(codes.size()) / columns;
+  parallel_for(rows, 32, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const auto g = static_cast<size_t>(row * grid.n_groups + j / grid.group_size);
+        const auto i = static_cast<size_t>(row * columns + j);
+        out[i] = grid.scales[g] * static_cast<float>(codes[i] - grid.zero_points[g]);
+      }
+    }
+  });
+  return out;
+}
+
 }  // namespace assay

@@ -44,4 +44,8 @@ uint8_t nearest_code(float weight, float scale, uint8_t zero_point, int bits);
 int64_t nearest_codes(std::span<const float> weights, const Grid& grid, int64_t row, int bits,
                       std::span<uint8_t> codes);
 
+/// Ŵ (rows, columns) of these codes.
+std::vector<float> rounded_weights(const Grid& grid, std::span<const uint8_t> codes,
+                                   int64_t columns);
+
 }  // namespace assay

@@ -82,8 +82,15 @@ void LayerLoop::start_walk(int first) {
     const int begin = plan_.program.layers.front().begin;
     bind_weights(plan_.program, plan_.checkpoint, 0, begin, windows_->window_length, weights_);
     walk_->embed();
-  } else {
-    state_.restore_walk(*walk_);
+  }
+  if (plan_.two_streams()) {
+    plain_weights_.checkpoint = plan_.checkpoint;
+    plain_walk_ = walk_->fork(plain_weights_);
+  }
+  if (first > 0) {
+    std::vector<StreamWalk*> walks{&*walk_};
+    if (plain_walk_) walks.push_back(&*plain_walk_);
+    state_.restore_walks(walks);
   }
   release_model_pages();
 }
@@ -128,12 +135,16 @@ void LayerLoop::run_layer(int layer) {
 void LayerLoop::run_sequential_layer(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
   bind_layer(layer, false, weights_);
+  if (plain_walk_) bind_layer(layer, true, plain_weights_);
   for (size_t s = 0; s < cut.stops.size(); ++s) {
     forward(*walk_, cut, s, report);
+    forward_plain(cut, s, report);
     solve_stop(*walk_, cut, s, report, true);
   }
   forward(*walk_, cut, cut.stops.size(), report);
+  forward_plain(cut, cut.stops.size(), report);
   drop_layer(weights_);
+  drop_layer(plain_weights_);
 }
 
 // The 16-bit stream: quantized weights are never run.
@@ -158,9 +169,11 @@ void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
     StreamWalk probe = walk_->fork(plain_weights_);
     for (size_t s = 0; s < cut.stops.size(); ++s) {
       forward(probe, cut, s, report);
+      forward_plain(cut, s, report);
       solve_stop(probe, cut, s, report, true);
     }
   }
+  forward_plain(cut, cut.stops.size(), report);
   drop_layer(plain_weights_);
   for (size_t s = 0; s < cut.segments.size(); ++s) forward(*walk_, cut, s, report);
   drop_layer(weights_);
@@ -168,17 +181,33 @@ void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
 
 void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
-  for (const CaptureStop& stop : cut.stops) solve_linears(stop, nullptr, nullptr, report, false);
+  for (const CaptureStop& stop : cut.stops) solve_linears(stop, {}, report, false);
 }
 
 void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
                         LayerReport& report) {
   const auto begin = Clock::now();
-  const double cost = cost_of(cut.layer).forward / static_cast<double>(cut.segments.size());
+  const double streams = plan_.two_streams() ? 2.0 : 1.0;
+  const double cost =
+      cost_of(cut.layer).forward / static_cast<double>(cut.segments.size()) / streams;
   meter_.begin(cost, label(cut.layer, "activations"));
   walk.run_segment(cut, segment, [&](double share) { meter_.share(share); });
   meter_.end();
   report.seconds.forward += seconds_since(begin);
+}
+
+void LayerLoop::forward_plain(const LayerPlan& cut, size_t segment, LayerReport& report) {
+  if (plain_walk_) forward(*plain_walk_, cut, segment, report);
+}
+
+std::optional<CrossProduct> LayerLoop::drift_of(const StreamWalk& walk, const CaptureStop& stop,
+                                                const std::string& name,
+                                                const Hessian& hessian) const {
+  if (!plain_walk_) return std::nullopt;
+  CrossProduct drift = walk.captured_cross(*plain_walk_, stop, name);
+  if (drift.values == hessian.values) return std::nullopt;  // nothing before it is quantized
+  for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= hessian.values[i];
+  return drift;
 }
 
 void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t s,
@@ -191,6 +220,7 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   meter_.begin(cost.gram / n_stops, label(cut.layer, "Gram matrix"));
   const Hessian hessian =
       walk.captured_hessian(stop, name, [&](double share) { meter_.share(share); });
+  const std::optional<CrossProduct> drift = drift_of(walk, stop, name, hessian);
   meter_.end();
   report.seconds.gram += seconds_since(begin);
 
@@ -206,15 +236,16 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
     }
   }
   report.seconds.factor += seconds_since(begin);
-  solve_linears(stop, &hessian, factor ? &*factor : nullptr, report, want_packed);
+  solve_linears(stop, {&hessian, factor ? &*factor : nullptr, drift ? &*drift : nullptr}, report,
+                want_packed);
   meter_.end();
 }
 
-void LayerLoop::solve_linears(const CaptureStop& stop, const Hessian* hessian,
-                              const HessianFactor* factor, LayerReport& report, bool want_packed) {
+void LayerLoop::solve_linears(const CaptureStop& stop, const Calibration& calibration,
+                              LayerReport& report, bool want_packed) {
   const auto begin = Clock::now();
   for (const int matrix : stop.matrices) {
-    solved_.push_back(solve_linear(plan_, matrix, hessian, factor, want_packed));
+    solved_.push_back(solve_linear(plan_, matrix, calibration, want_packed));
     SolvedLinear& solved = solved_.back();
     if (want_packed) weights_.matrices[static_cast<size_t>(matrix)] = std::move(solved.packed);
     report.modules.push_back(solved.report);
@@ -234,7 +265,10 @@ void LayerLoop::commit(const LayerReport& report) {
   }
   // The last layer's output goes nowhere.
   const bool goes_on = report.layer + 1 < n_layers();
-  state_.commit_layer(report, std::move(tensors), walk_ && goes_on ? &*walk_ : nullptr);
+  std::vector<const StreamWalk*> walks;
+  if (walk_ && goes_on) walks.push_back(&*walk_);
+  if (plain_walk_ && goes_on) walks.push_back(&*plain_walk_);
+  state_.commit_layer(report, std::move(tensors), walks);
   solved_.clear();
 }
 

@@ -65,10 +65,15 @@ class LayerLoop {
   void solve_without_inputs(int layer, LayerReport& report);
 
   void forward(StreamWalk& walk, const LayerPlan& cut, size_t segment, LayerReport& report);
+  /// The 16-bit stream's part of it, where there is one.
+  void forward_plain(const LayerPlan& cut, size_t segment, LayerReport& report);
   void solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t stop, LayerReport& report,
                   bool want_packed);
-  void solve_linears(const CaptureStop& stop, const Hessian* hessian, const HessianFactor* factor,
-                     LayerReport& report, bool want_packed);
+  /// D of the two streams at a stop; none where they are equal.
+  std::optional<CrossProduct> drift_of(const StreamWalk& walk, const CaptureStop& stop,
+                                       const std::string& name, const Hessian& hessian) const;
+  void solve_linears(const CaptureStop& stop, const Calibration& calibration, LayerReport& report,
+                     bool want_packed);
   void commit(const LayerReport& report);
 
   const RunPlan& plan_;
@@ -79,9 +84,10 @@ class LayerLoop {
   ActivationMemory memory_;
   ProgressMeter meter_;
   CpuWeights weights_;        // what the stream runs with
-  CpuWeights plain_weights_;  // 16-bit, for CaptureMode::kLayer
+  CpuWeights plain_weights_;  // 16-bit, for the second stream and CaptureMode::kLayer
   std::optional<StreamWalk> walk_;
-  std::vector<SolvedLinear> solved_;  // of the layer at work
+  std::optional<StreamWalk> plain_walk_;  // RunPlan::two_streams()
+  std::vector<SolvedLinear> solved_;      // of the layer at work
 };
 
 }  // namespace assay

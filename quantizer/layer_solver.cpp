@@ -9,7 +9,9 @@
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "quantizer/grid.h"
+#include "quantizer/refine.h"
 #include "quantizer/solver_kernels.h"
+#include "quantizer/target.h"
 
 namespace assay {
 namespace {
@@ -54,8 +56,10 @@ PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& optio
                             linear.in_features, group_size, read_row);
 }
 
-SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Hessian* hessian,
-                          const HessianFactor* factor, bool want_packed) {
+SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& calibration,
+                          bool want_packed) {
+  const Hessian* hessian = calibration.hessian;
+  const HessianFactor* factor = calibration.factor;
   const auto begin = std::chrono::steady_clock::now();
   const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(matrix)];
   const LinearShape linear = plan.shape(matrix);
@@ -65,7 +69,8 @@ SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Hessian* hessia
                              .in_features = slot.in_features,
                              .weights = weights,
                              .hessian = hessian,
-                             .factor = factor};
+                             .factor = factor,
+                             .drift = calibration.drift};
   const LayerResult result = plan.algorithm->quantize(problem, plan.quantize);
 
   SolvedLinear solved;
@@ -89,6 +94,8 @@ SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Hessian* hessia
   report.damp_percent = factor != nullptr ? factor->damp_percent : 0.0;
   report.n_dead = factor != nullptr ? factor->n_dead : 0;
   report.clipped_share = result.clipped_share;
+  report.output_distance = result.output_distance;
+  report.steps = result.steps;
   report.seconds = seconds_since(begin);
   return solved;
 }
@@ -106,7 +113,16 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   const uint64_t search = options.scale_search == ScaleSearch::kHessianGrid
                               ? group * (14 * kQuadraticLanes + kGridRows) * sizeof(double)
                               : 0;
-  return weights + scales + threads * std::max({column_loop, loss, search});
+  uint64_t steps = 0;
+  uint64_t target = 0;
+  if (options.target_alpha != 0.0) {
+    target = rows * columns * sizeof(float);
+    steps = target_peak_bytes(linear.in_features);
+  }
+  if (refines(options)) {
+    steps = std::max(steps, refine_peak_bytes(linear.in_features, options));
+  }
+  return weights + target + scales + threads * std::max({column_loop, loss, search, steps});
 }
 
 }  // namespace assay

@@ -18,10 +18,17 @@ struct SolvedLinear {
   std::shared_ptr<const PackedMatrix> packed;  // what the forward pass runs with
 };
 
-/// Reads the weights of one linear and quantizes them. `hessian` and `factor` may be null if the
-/// algorithm needs none. `want_packed`: whether the quantized stream goes on with it.
-SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Hessian* hessian,
-                          const HessianFactor* factor, bool want_packed);
+/// What the linears that read one input share. Members are null where the run has no such thing.
+struct Calibration {
+  const Hessian* hessian = nullptr;
+  const HessianFactor* factor = nullptr;
+  const CrossProduct* drift = nullptr;  // LayerProblem::drift
+};
+
+/// Reads the weights of one linear and quantizes them. `want_packed`: whether the quantized stream
+/// goes on with it.
+SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& calibration,
+                          bool want_packed);
 
 /// Most bytes held while one linear is solved, beyond Hessian and factor: for --dry-run.
 uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& options);

@@ -34,6 +34,11 @@ struct QuantizeOptions {
   ScaleSearch scale_search = ScaleSearch::kHessianGrid;
   int64_t solve_block_size = 128;  // columns per lazy block; changes speed only
   bool propagate = true;           // false: inputs come from the 16-bit stream
+
+  // Beyond the column loop (quantization.md); all of them off is the plain recipe.
+  double target_alpha = 0.0;  // part of the two streams' difference that the target makes good
+  int refit_rounds = 0;       // rounds of scale refit, each followed by
+  int descent_passes = 0;     // so many passes of coordinate descent over the codes
 };
 
 /// The damped factor of one Hessian, shared by the linears that read the same input.
@@ -46,6 +51,11 @@ struct HessianFactor {
   double lambda = 0.0;
   double damp_percent = 0.0;  // the one that succeeded
   int64_t n_dead = 0;
+  std::vector<double> damping;  // (n) what was added to H_jj, by original column
+  /// (n + 3, stride) U with U^T·U = H + λI in reversed solve order: U_ab = R_ij with i = n − 1 − b,
+  /// j = n − 1 − a. Kept where QuantizeOptions::target_alpha asks for it, else empty.
+  std::vector<double> upper;
+  int64_t upper_stride = 0;
 };
 
 /// One linear to be quantized.
@@ -56,6 +66,16 @@ struct LayerProblem {
   std::span<const float> weights;         // (out_features, in_features)
   const Hessian* hessian = nullptr;       // never null for algorithms that need calibration
   const HessianFactor* factor = nullptr;  // likewise
+  /// D = (X − X̃)^T X̃ (in_features, in_features): X the 16-bit stream, X̃ the quantized one, whose
+  /// Hessian is above. Null: the target is W itself.
+  const CrossProduct* drift = nullptr;
+};
+
+/// (W* − Ŵ)(H + λI)(W* − Ŵ)^T after each step, summed over rows: what the steps brought.
+struct StepLosses {
+  double column_loop = 0.0;
+  double refit = 0.0;    // the sum of what all refits took away
+  double descent = 0.0;  // likewise
 };
 
 /// Grid and codes of a quantized linear: w = scale · (code − zero).
@@ -69,6 +89,9 @@ struct LayerResult {
   double rtn_loss = 0.0;     // the same of round-to-nearest with min-max scales
   double weight_norm = 0.0;  // W H W^T summed over rows
   double clipped_share = 0.0;  // of codes at the ends of the grid whose value lies beyond it
+  /// Σ‖X W^T − X̃ Ŵ^T‖² less what no Ŵ can change; only with a drift.
+  std::optional<double> output_distance = std::nullopt;
+  std::optional<StepLosses> steps = std::nullopt;  // only where something follows the column loop
 };
 
 /// One algorithm: a pure function. A new one is a file in algorithms/ and one row in registry.cpp.

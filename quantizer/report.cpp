@@ -21,6 +21,13 @@ Json to_json(const ModuleReport& module) {
       .set("n_dead_channels", module.n_dead)
       .set("clipped_share", module.clipped_share)
       .set("seconds", module.seconds);
+  if (module.output_distance) json.set("output_distance", *module.output_distance);
+  if (module.steps) {
+    json.set("steps", Json::object()
+                          .set("column_loop_loss", module.steps->column_loop)
+                          .set("refit_gain", module.steps->refit)
+                          .set("descent_gain", module.steps->descent));
+  }
   return json;
 }
 
@@ -41,6 +48,14 @@ ModuleReport module_from_json(const Json& json) {
   module.n_dead = json.at("n_dead_channels").as_integer();
   module.clipped_share = json.at("clipped_share").as_number();
   module.seconds = json.at("seconds").as_number();
+  if (const Json* distance = json.find("output_distance")) {
+    module.output_distance = distance->as_number();
+  }
+  if (const Json* steps = json.find("steps")) {
+    module.steps = StepLosses{.column_loop = steps->at("column_loop_loss").as_number(),
+                              .refit = steps->at("refit_gain").as_number(),
+                              .descent = steps->at("descent_gain").as_number()};
+  }
   return module;
 }
 

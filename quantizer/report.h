@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "convert/core/json.h"
+#include "quantizer/quantize.h"
 
 namespace assay {
 
@@ -22,7 +24,9 @@ struct ModuleReport {
   double damp_percent = 0.0;  // used; 0 where nothing was factored
   int64_t n_dead = 0;         // input channels that no token reaches
   double clipped_share = 0.0;
-  double seconds = 0.0;  // scale search, column loop, losses
+  std::optional<double> output_distance = std::nullopt;  // LayerResult::output_distance
+  std::optional<StepLosses> steps = std::nullopt;        // LayerResult::steps
+  double seconds = 0.0;                                  // scale search, column loop, losses
 
   double relative_loss() const { return weight_norm > 0.0 ? loss / weight_norm : 0.0; }
   double relative_rtn_loss() const { return weight_norm > 0.0 ? rtn_loss / weight_norm : 0.0; }

@@ -5,6 +5,7 @@
 
 #include "convert/core/error.h"
 #include "quantizer/grid.h"
+#include "quantizer/recipe.h"
 
 namespace assay {
 namespace {
@@ -138,6 +139,7 @@ RunPlan plan_run(const RunOptions& options) {
                      " needs calibration data; add --calibration FILE (text, .jsonl, .npy or "
                      ".safetensors)");
   }
+  check_steps(options.quantize, plan.calibrated);
   if (!plan.calibrated && options.quantize.scale_search == ScaleSearch::kHessianGrid) {
     throw UsageError(
         "--scales grid needs calibration data; add --calibration FILE, or use --scales min-max");

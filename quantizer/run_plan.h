@@ -25,6 +25,8 @@ struct RunPlan {
   std::vector<char> selected;       // by Program::matrices: 1 if it is quantized
   std::vector<std::string> ignore;  // linears that stay in 16 bits
 
+  /// Whether the 16-bit stream runs beside the quantized one, for the target.
+  bool two_streams() const { return calibrated && quantize.target_alpha != 0.0; }
   bool wants(int matrix) const { return selected[static_cast<size_t>(matrix)] != 0; }
   LinearShape shape(int matrix) const;
   LayerPlan layer(int index) const;

@@ -1,6 +1,7 @@
 #include "quantizer/run_report.h"
 
 #include "convert/core/version.h"
+#include "quantizer/recipe.h"
 
 namespace assay {
 
@@ -25,6 +26,7 @@ Json run_report(const RunOptions& options, const RunResult& result) {
       .set("group_size", options.quantize.group_size)
       .set("symmetric", options.quantize.symmetric)
       .set("format", options.layout)
+      .set("recipe", recipe_json(options.quantize))
       .set("calibration", Json::object()
                               .set("file", options.calibration)
                               .set("n_windows", result.n_windows)

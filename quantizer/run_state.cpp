@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
@@ -18,7 +19,7 @@
 namespace assay {
 namespace {
 
-constexpr int kStateVersion = 1;
+constexpr int kStateVersion = 2;
 
 std::string numbered(const char* prefix, int number, const char* suffix) {
   std::string digits = std::to_string(number);
@@ -90,13 +91,14 @@ void RunState::read(const Json& fingerprint) {
     layers_.push_back({layer.at("file").as_string(), layer.at("sha256").as_string()});
     reports_.push_back(layer_report_from_json(layer.at("report")));
   }
-  const Json& stream = state.at("stream");
-  if (stream.is_null()) return;
-  stream_.file = stream.at("file").as_string();
-  stream_.bytes = static_cast<uint64_t>(stream.at("bytes").as_integer());
-  stream_.checksum = std::stoull(stream.at("checksum").as_string(), nullptr, 16);
-  for (const Json& r : stream.at("registers").as_array()) {
-    stream_.registers.push_back(static_cast<int>(r.as_integer()));
+  for (const Json& stream : state.at("streams").as_array()) {
+    Stream& read = streams_.emplace_back();
+    read.file = stream.at("file").as_string();
+    read.bytes = static_cast<uint64_t>(stream.at("bytes").as_integer());
+    read.checksum = std::stoull(stream.at("checksum").as_string(), nullptr, 16);
+    for (const Json& r : stream.at("registers").as_array()) {
+      read.registers.push_back(static_cast<int>(r.as_integer()));
+    }
   }
 }
 
@@ -109,29 +111,30 @@ void RunState::write() const {
         .set("report", to_json(reports_[i]));
     layers.push(layer);
   }
-  Json stream;
-  if (!stream_.file.empty()) {
+  Json streams = Json::array();
+  for (const Stream& stream : streams_) {
     Json registers = Json::array();
-    for (const int r : stream_.registers) registers.push(r);
+    for (const int r : stream.registers) registers.push(r);
     char checksum[17];
     std::snprintf(checksum, sizeof(checksum), "%016llx",
-                  static_cast<unsigned long long>(stream_.checksum));
-    stream.set("file", stream_.file)
-        .set("bytes", stream_.bytes)
-        .set("checksum", checksum)
-        .set("registers", registers);
+                  static_cast<unsigned long long>(stream.checksum));
+    streams.push(Json::object()
+                     .set("file", stream.file)
+                     .set("bytes", stream.bytes)
+                     .set("checksum", checksum)
+                     .set("registers", registers));
   }
   Json state = Json::object();
   state.set("version", kStateVersion)
       .set("fingerprint", fingerprint_)
       .set("layers", layers)
-      .set("stream", stream);
+      .set("streams", streams);
   write_text_file(state_file(folder_), state.dump() + "\n");
 }
 
-RunState::Stream RunState::write_stream(const StreamWalk& walk, int next_layer) const {
+RunState::Stream RunState::write_stream(const StreamWalk& walk, const std::string& name) const {
   Stream stream;
-  stream.file = numbered("stream-", next_layer, ".f32");
+  stream.file = name;
   stream.registers = walk.held_registers();
   AtomicFile file(folder_ + "/" + stream.file);
   Checksum checksum;
@@ -146,23 +149,29 @@ RunState::Stream RunState::write_stream(const StreamWalk& walk, int next_layer) 
 }
 
 void RunState::commit_layer(const LayerReport& report, std::vector<TensorSource> tensors,
-                            const StreamWalk* walk) {
+                            const std::vector<const StreamWalk*>& walks) {
   const int layer = n_layers_done();
   const std::string name = numbered("layer-", layer, ".safetensors");
   const WrittenFile written = write_safetensors(folder_ + "/" + name, std::move(tensors));
-  Stream next;
-  if (walk != nullptr) next = write_stream(*walk, layer + 1);
-  const std::string old = stream_.file;
+  std::vector<Stream> next;
+  for (const StreamWalk* walk : walks) {
+    const std::string suffix = "-" + std::to_string(next.size()) + ".f32";
+    next.push_back(write_stream(*walk, numbered("stream-", layer + 1, suffix.c_str())));
+  }
+  const std::vector<Stream> old = std::exchange(streams_, std::move(next));
   layers_.push_back({name, written.sha256});
   reports_.push_back(report);
-  stream_ = next;
   write();
-  if (!old.empty() && old != stream_.file) ::unlink((folder_ + "/" + old).c_str());
+  for (const Stream& stream : old) ::unlink((folder_ + "/" + stream.file).c_str());
 }
 
-void RunState::restore_walk(StreamWalk& walk) const {
-  ASSAY_CHECK(!stream_.file.empty());
-  const std::string path = folder_ + "/" + stream_.file;
+void RunState::restore_walks(const std::vector<StreamWalk*>& walks) const {
+  if (walks.size() != streams_.size()) damaged(state_file(folder_), "has other streams");
+  for (size_t i = 0; i < walks.size(); ++i) read_stream(streams_[i], *walks[i]);
+}
+
+void RunState::read_stream(const Stream& stream, StreamWalk& walk) const {
+  const std::string path = folder_ + "/" + stream.file;
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) damaged(path, std::string("cannot open: ") + std::strerror(errno));
   struct Closer {
@@ -170,11 +179,11 @@ void RunState::restore_walk(StreamWalk& walk) const {
     ~Closer() { ::close(fd); }
   } closer{fd};
   struct stat info;
-  if (::fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != stream_.bytes) {
+  if (::fstat(fd, &info) != 0 || static_cast<uint64_t>(info.st_size) != stream.bytes) {
     damaged(path, "has another size than it was written with");
   }
   Checksum checksum;
-  walk.restore(stream_.registers, [&](std::span<float> out) {
+  walk.restore(stream.registers, [&](std::span<float> out) {
     auto bytes = std::as_writable_bytes(out);
     for (size_t done = 0; done < bytes.size();) {
       const ssize_t n = ::read(fd, bytes.data() + done, bytes.size() - done);
@@ -184,7 +193,7 @@ void RunState::restore_walk(StreamWalk& walk) const {
     }
     checksum.update(bytes);
   });
-  if (checksum.value() != stream_.checksum) damaged(path, "has other contents than were written");
+  if (checksum.value() != stream.checksum) damaged(path, "has other contents than were written");
 }
 
 std::vector<SafetensorsFile> RunState::open_layers() const {

@@ -42,12 +42,12 @@ class RunState {
   int n_layers_done() const { return static_cast<int>(layers_.size()); }
   const std::vector<LayerReport>& reports() const { return reports_; }
 
-  /// Makes one more layer durable. `walk` may be null if there is no stream to go on with.
+  /// Makes one more layer durable. `walks`: the streams to go on with.
   void commit_layer(const LayerReport& report, std::vector<TensorSource> tensors,
-                    const StreamWalk* walk);
-  /// Puts the activations back that go into the first layer that is not done. FormatError if the
-  /// file was changed.
-  void restore_walk(StreamWalk& walk) const;
+                    const std::vector<const StreamWalk*>& walks);
+  /// Puts the activations back that go into the first layer that is not done, into as many walks as
+  /// were committed. FormatError if a file was changed.
+  void restore_walks(const std::vector<StreamWalk*>& walks) const;
   /// Files with the tensors of the layers that are done, checked against their hashes.
   std::vector<SafetensorsFile> open_layers() const;
   /// Removes the folder; called when the result has its final name.
@@ -59,21 +59,22 @@ class RunState {
     std::string sha256;
   };
   struct Stream {
-    std::string file;  // empty: none
+    std::string file;
     uint64_t bytes = 0;
     uint64_t checksum = 0;
     std::vector<int> registers;
   };
   void read(const Json& fingerprint);
   void write() const;
-  Stream write_stream(const StreamWalk& walk, int next_layer) const;
+  Stream write_stream(const StreamWalk& walk, const std::string& name) const;
+  void read_stream(const Stream& stream, StreamWalk& walk) const;
 
   std::string folder_;
   Json fingerprint_;
   FolderLock lock_;
   std::vector<Layer> layers_;
   std::vector<LayerReport> reports_;
-  Stream stream_;
+  std::vector<Stream> streams_;
 };
 
 /// Order-dependent 64-bit checksum of temporary data: finds damage, proves nothing.

@@ -41,6 +41,18 @@ struct SolverKernels {
   /// panel (n, 8): sums += Σ_j (Σ_i e_i·H_ij)·e_j, both chains ascending.
   void (*quadratic_panel)(const double* e, int64_t n, const double* panel, int64_t j0,
                           int64_t n_columns, double* sums);
+  /// For 24 vectors x (n, 24) and a panel (n, 8) of eight columns of a matrix: out (8, 24) = the
+  /// chains Σ_i x_i·panel_i over rows [i0, i1), ascending from +0.
+  void (*product_panel)(const double* x, const double* panel, int64_t i0, int64_t i1, double* out);
+  /// Substitution in 24 vectors at once: for positions q in [q0, q0 + n_columns), n_columns ≤ 8,
+  /// v_q = (v_q − Σ_{p<q} v_p·panel_p[q − q0]) / panel_q[q − q0], p ascending. Position p of the
+  /// vectors stands at values + p·stride, panel is (q0 + n_columns, 8).
+  void (*substitute_panel)(double* values, int64_t stride, const double* panel, int64_t q0,
+                           int64_t n_columns);
+  /// y_i = fma(factor, x_i, y_i) for i in [0, n).
+  void (*add_scaled)(double factor, const double* x, double* y, int64_t n);
+  /// Σ x_i·y_i in eight chains, element i in chain i mod 8, folded with distance 4, 2, 1.
+  double (*dot)(const double* x, const double* y, int64_t n);
   /// e = w − ŵ of 16 rows (n, 16) rounded to one grid per row (scales, zeros: 16). Column i of rows
   /// 0–7 goes to low[i · kQuadraticLanes …], of rows 8–15 to high[…].
   void (*grid_errors)(const float* weights, int64_t n, const float* scales, const float* zeros,

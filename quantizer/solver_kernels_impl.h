@@ -108,6 +108,109 @@ void quadratic_panel(const double* e, int64_t n, const double* panel, int64_t j0
   }
 }
 
+template <int kColumns>
+inline void product_tile(const double* x, const double* panel, int64_t i0, int64_t i1,
+                         double* out) {
+  Doubles sums[kColumns][3];
+#pragma GCC unroll 8
+  for (int j = 0; j < kColumns; ++j) sums[j][0] = sums[j][1] = sums[j][2] = all(0.0);
+  for (int64_t i = i0; i < i1; ++i) {
+    const double* row = x + i * kQuadraticLanes;
+    const Doubles x0 = load(row);
+    const Doubles x1 = load(row + 8);
+    const Doubles x2 = load(row + 16);
+#pragma GCC unroll 8
+    for (int j = 0; j < kColumns; ++j) {
+      const Doubles h = all(panel[i * kQuadraticPanel + j]);
+      sums[j][0] = fma(x0, h, sums[j][0]);
+      sums[j][1] = fma(x1, h, sums[j][1]);
+      sums[j][2] = fma(x2, h, sums[j][2]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < kColumns; ++j) {
+#pragma GCC unroll 3
+    for (int v = 0; v < 3; ++v) store(out + j * kQuadraticLanes + 8 * v, sums[j][v]);
+  }
+}
+
+void product_panel(const double* x, const double* panel, int64_t i0, int64_t i1, double* out) {
+  constexpr int kColumns = kWideTile == 4 ? 8 : 2;  // what the registers hold
+  for (int64_t j = 0; j < kQuadraticPanel; j += kColumns) {
+    product_tile<kColumns>(x, panel + j, i0, i1, out + j * kQuadraticLanes);
+  }
+}
+
+// Subtracts what positions [0, q0) bring to the columns j … j + kColumns of a panel.
+template <int kColumns>
+inline void substitute_tile(double* values, int64_t stride, const double* panel, int64_t q0,
+                            int64_t j) {
+  Doubles sums[kColumns][3];
+#pragma GCC unroll 8
+  for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 3
+    for (int v = 0; v < 3; ++v) sums[c][v] = load(values + (q0 + j + c) * stride + 8 * v);
+  }
+  for (int64_t p = 0; p < q0; ++p) {
+    const double* row = values + p * stride;
+    const Doubles x0 = load(row);
+    const Doubles x1 = load(row + 8);
+    const Doubles x2 = load(row + 16);
+#pragma GCC unroll 8
+    for (int c = 0; c < kColumns; ++c) {
+      const Doubles u = all(panel[p * kQuadraticPanel + j + c]);
+      sums[c][0] = fnma(x0, u, sums[c][0]);
+      sums[c][1] = fnma(x1, u, sums[c][1]);
+      sums[c][2] = fnma(x2, u, sums[c][2]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int c = 0; c < kColumns; ++c) {
+#pragma GCC unroll 3
+    for (int v = 0; v < 3; ++v) store(values + (q0 + j + c) * stride + 8 * v, sums[c][v]);
+  }
+}
+
+void substitute_panel(double* values, int64_t stride, const double* panel, int64_t q0,
+                      int64_t n_columns) {
+  constexpr int kColumns = kWideTile == 4 ? 8 : 2;
+  int64_t j = 0;
+  for (; j + kColumns <= n_columns; j += kColumns) {
+    substitute_tile<kColumns>(values, stride, panel, q0, j);
+  }
+  for (; j < n_columns; ++j) substitute_tile<1>(values, stride, panel, q0, j);
+  for (int64_t q = q0; q < q0 + n_columns; ++q) {
+    for (int v = 0; v < 24; v += 8) {
+      Doubles sum = load(values + q * stride + v);
+      for (int64_t p = q0; p < q; ++p) {
+        const Doubles u = all(panel[p * kQuadraticPanel + q - q0]);
+        sum = fnma(load(values + p * stride + v), u, sum);
+      }
+      store(values + q * stride + v, div(sum, all(panel[q * kQuadraticPanel + q - q0])));
+    }
+  }
+}
+
+void add_scaled(double factor, const double* x, double* y, int64_t n) {
+  const Doubles f = all(factor);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) store(y + i, fma(f, load(x + i), load(y + i)));
+  for (; i < n; ++i) y[i] = fused(factor, x[i], y[i]);
+}
+
+double dot(const double* x, const double* y, int64_t n) {
+  Doubles sum = all(0.0);
+  int64_t i = 0;
+  for (; i + 8 <= n; i += 8) sum = fma(load(x + i), load(y + i), sum);
+  double lanes[8];
+  store(lanes, sum);
+  for (int l = 0; i < n; ++i, ++l) lanes[l] = fused(x[i], y[i], lanes[l]);
+  for (int m = 4; m > 0; m /= 2) {
+    for (int l = 0; l < m; ++l) lanes[l] = lanes[l] + lanes[l + m];
+  }
+  return lanes[0];
+}
+
 // Cuts a quotient to where rounding to nearest even by adding 1.5·2^23 is exact; codes at such
 // distances are clamped to the ends of the grid anyway.
 inline Floats cut(Floats x) { return smaller(larger(x, all(-1024.0f)), all(1024.0f)); }
@@ -195,8 +298,10 @@ void apply_block(const ColumnLoop& loop, int64_t i0, int64_t i1, int64_t j0) {
   for (; j < loop.n; ++j) apply_tile<1>(loop, i0, i1, j);
 }
 
-constexpr SolverKernels kKernels{cholesky_diagonal, cholesky_rows, cholesky_update, quadratic_panel,
-                                 grid_errors,       solve_block,   apply_block};
+constexpr SolverKernels kKernels{cholesky_diagonal, cholesky_rows, cholesky_update,
+                                 quadratic_panel,   product_panel, substitute_panel,
+                                 add_scaled,        dot,           grid_errors,
+                                 solve_block,       apply_block};
 
 }  // namespace
 }  // namespace assay

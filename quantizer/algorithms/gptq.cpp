@@ -7,7 +7,9 @@
 #include "quantizer/algorithms/algorithms.h"
 #include "quantizer/grid.h"
 #include "quantizer/loss.h"
+#include "quantizer/refine.h"
 #include "quantizer/solver_kernels.h"
+#include "quantizer/target.h"
 
 namespace assay {
 namespace {
@@ -113,17 +115,29 @@ class RowPanel {
 LayerResult quantize_gptq(const LayerProblem& problem, const QuantizeOptions& options) {
   ASSAY_CHECK(problem.hessian != nullptr && problem.factor != nullptr);
   ASSAY_CHECK(problem.factor->n == problem.in_features);
-  Grid grid = make_grid(problem, options);
+  LayerProblem aim = problem;  // what the steps quantize: W* in the place of W
+  std::vector<float> target;
+  if (problem.drift != nullptr && options.target_alpha != 0.0) {
+    target = two_stream_target(problem, options.target_alpha);
+    aim.weights = target;
+  }
+  Grid grid = make_grid(aim, options);
   LayerResult result;
   result.codes.resize(problem.weights.size());
   std::atomic<int64_t> n_cut = 0;
   const int64_t n_panels = (problem.out_features + kSolverRows - 1) / kSolverRows;
   parallel_for(n_panels, 2, [&](int64_t begin, int64_t end) {
-    RowPanel panel(problem, options, grid);
+    RowPanel panel(aim, options, grid);
     for (int64_t p = begin; p < end; ++p) n_cut += panel.solve(p * kSolverRows, result.codes);
   });
+  if (refines(options)) result.steps = refine(problem, options, aim.weights, grid, result.codes);
+  target = {};
   const Losses losses = measure_losses(problem, options, grid, result.codes);
   result.loss = losses.loss;
+  if (problem.drift != nullptr) {
+    result.output_distance = output_distance(
+        problem, rounded_weights(grid, result.codes, problem.in_features), losses.loss);
+  }
   result.rtn_loss = losses.rtn_loss;
   result.weight_norm = losses.weight_norm;
   result.clipped_share =

@@ -105,13 +105,10 @@ TEST(Quantize, RoundToNearestNeedsNoCalibration) {
   EXPECT_THAT(message_of<UsageError>([&] { fixture.run(options); }), HasSubstr("--calibration"));
 }
 
-TEST(Quantize, Case_B44_SameBytesForEveryIsaThreadsBatchBlockAndSpill) {
-  const QuantizeRun fixture;
-  RunOptions options = fixture.options();
+void expect_same_bytes(const QuantizeRun& fixture, RunOptions options) {
+  options.force = true;
   fixture.run(options);
   const auto expected = QuantizeRun::contents(options.out);
-  options.force = true;
-
   const int threads_before = n_threads();
   test::with_every_isa([&] {
     for (const int threads : {1, 4}) {
@@ -125,6 +122,78 @@ TEST(Quantize, Case_B44_SameBytesForEveryIsaThreadsBatchBlockAndSpill) {
     }
   });
   set_n_threads(threads_before);
+}
+
+TEST(Quantize, Case_B44_SameBytesForEveryIsaThreadsBatchBlockAndSpill) {
+  const QuantizeRun fixture;
+
+  expect_same_bytes(fixture, fixture.options());
+}
+
+TEST(Quantize, Case_B44_SameBytesWithAllStepsOfTheBestRecipe) {
+  const QuantizeRun fixture;
+
+  expect_same_bytes(fixture, fixture.best_options());
+}
+
+TEST(Quantize, StepsAfterTheColumnLoopLowerTheLoss) {
+  const QuantizeRun fixture({.n_layers = 1});
+  RunOptions options = fixture.options();
+  const RunResult plain = fixture.run(options);
+  options.force = true;
+  options.quantize.refit_rounds = 3;
+  options.quantize.descent_passes = 1;
+
+  const RunResult refined = fixture.run(options);
+
+  double plain_loss = 0.0;
+  double refined_loss = 0.0;
+  for (size_t i = 0; i < 7; ++i) {
+    plain_loss += plain.layers[0].modules[i].relative_loss();
+    refined_loss += refined.layers[0].modules[i].relative_loss();
+    ASSERT_TRUE(refined.layers[0].modules[i].steps.has_value());
+    EXPECT_GE(refined.layers[0].modules[i].steps->refit, 0.0);
+    EXPECT_GE(refined.layers[0].modules[i].steps->descent, 0.0);
+  }
+  EXPECT_LT(refined_loss, plain_loss);
+}
+
+// The first linears of the first layer see the same inputs in both streams.
+TEST(Quantize, OutputDistanceIsKnownWhereTheStreamsDiffer) {
+  const QuantizeRun fixture;
+
+  const RunResult result = fixture.run(fixture.best_options());
+
+  for (size_t layer = 0; layer < 2; ++layer) {
+    for (size_t i = 0; i < 7; ++i) {
+      const ModuleReport& module = result.layers[layer].modules[i];
+      EXPECT_EQ(module.output_distance.has_value(), layer > 0 || i >= 3) << module.module;
+    }
+  }
+}
+
+TEST(Quantize, ManifestNamesTheValuesOfAllSteps) {
+  const QuantizeRun fixture;
+  const RunOptions options = fixture.best_options();
+  fixture.run(options);
+
+  const Json fingerprint = read_json_file(options.out + "/assay_manifest.json").at("fingerprint");
+
+  EXPECT_EQ(fingerprint.at("option target_alpha").as_number(), options.quantize.target_alpha);
+  EXPECT_EQ(fingerprint.at("option refit_rounds").as_integer(), options.quantize.refit_rounds);
+  EXPECT_EQ(fingerprint.at("option descent_passes").as_integer(), 1);
+  EXPECT_EQ(fingerprint.at("option scales").as_string(), "grid");
+}
+
+// Two streams with the layer's own 16-bit weights: a third walk beside them.
+TEST(Quantize, BestRecipeRunsWithInputsFromTheLayersOwnWeights) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.best_options();
+  options.capture = CaptureMode::kLayer;
+
+  const RunResult result = fixture.run(options);
+
+  EXPECT_TRUE(modules_not_better_than_rtn(result.layers).empty());
 }
 
 TEST(Quantize, DryRunKnowsTheExactSize) {
@@ -432,7 +501,7 @@ TEST(Quantize, Case_B85_ProgressRisesToItsEnd) {
 class Resume : public testing::Test {
  protected:
   Resume() : fixture_({.n_layers = 4}) {
-    RunOptions options = fixture_.options();
+    RunOptions options = fixture_.best_options();
     options.out = fixture_.path("whole");
     fixture_.run(options);
     expected_ = QuantizeRun::contents(options.out);
@@ -452,7 +521,7 @@ class Resume : public testing::Test {
 
 TEST_F(Resume, Case_B84_AResumedRunGivesTheBytesOfAnUninterruptedOne) {
   for (int n = 1; n <= 3; ++n) {
-    RunOptions options = fixture_.options();
+    RunOptions options = fixture_.best_options();
     options.out = fixture_.path("out" + std::to_string(n));
     stop_after(n, options);
     options.resume = true;
@@ -466,7 +535,7 @@ TEST_F(Resume, Case_B84_AResumedRunGivesTheBytesOfAnUninterruptedOne) {
 }
 
 TEST_F(Resume, EveryLayerMayBeAProcessOfItsOwn) {
-  RunOptions options = fixture_.options();
+  RunOptions options = fixture_.best_options();
   options.resume = true;
   for (int n = 0; n < 3; ++n) stop_after(1, options);
 
@@ -476,7 +545,7 @@ TEST_F(Resume, EveryLayerMayBeAProcessOfItsOwn) {
 }
 
 TEST_F(Resume, Case_B84_ADifferentTokenIsRefusedByName) {
-  RunOptions options = fixture_.options();
+  RunOptions options = fixture_.best_options();
   stop_after(2, options);
   NpyIntegers tokens = read_npy_integers(fixture_.tokens());
   std::vector<int32_t> ids(tokens.values.begin(), tokens.values.end());
@@ -489,7 +558,7 @@ TEST_F(Resume, Case_B84_ADifferentTokenIsRefusedByName) {
 }
 
 TEST_F(Resume, ADifferentOptionOrModelIsRefusedByName) {
-  RunOptions options = fixture_.options();
+  RunOptions options = fixture_.best_options();
   stop_after(2, options);
   options.resume = true;
   RunOptions other = options;
@@ -503,7 +572,7 @@ TEST_F(Resume, ADifferentOptionOrModelIsRefusedByName) {
 }
 
 TEST_F(Resume, AnInterruptedRunIsNotOverwrittenUnasked) {
-  RunOptions options = fixture_.options();
+  RunOptions options = fixture_.best_options();
   stop_after(1, options);
 
   EXPECT_THAT(message_of<UsageError>([&] { fixture_.run(options); }), HasSubstr("--resume"));
@@ -514,8 +583,8 @@ TEST_F(Resume, AnInterruptedRunIsNotOverwrittenUnasked) {
 }
 
 TEST_F(Resume, DamagedStateIsNoticed) {
-  for (const char* name : {"stream-00002.f32", "layer-00001.safetensors"}) {
-    RunOptions options = fixture_.options();
+  for (const char* name : {"stream-00002-0.f32", "stream-00002-1.f32", "layer-00001.safetensors"}) {
+    RunOptions options = fixture_.best_options();
     options.out = fixture_.path(name);
     stop_after(2, options);
     const std::string path = options.out + ".state/" + name;
@@ -529,7 +598,7 @@ TEST_F(Resume, DamagedStateIsNoticed) {
 }
 
 TEST_F(Resume, ACompleteResultIsLeftAlone) {
-  RunOptions options = fixture_.options();
+  RunOptions options = fixture_.best_options();
   options.out = fixture_.path("whole");
   options.resume = true;
 
@@ -541,7 +610,7 @@ TEST_F(Resume, ACompleteResultIsLeftAlone) {
 }
 
 TEST_F(Resume, ResumeWithoutAStateBegins) {
-  RunOptions options = fixture_.options();
+  RunOptions options = fixture_.best_options();
   options.resume = true;
 
   fixture_.run(options);

@@ -87,6 +87,13 @@ ReferenceFactor reference_factor(const Hessian& hessian, const QuantizeOptions& 
       l[at(a)][at(a)] = std::sqrt(c);
     }
   }
+  for (int64_t j = 0; j < n; ++j) {
+    out.damping.push_back(h(j, j) == 0.0 ? basis + out.lambda : out.lambda);
+  }
+  out.r.assign(at(n * n), 0.0);
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = i; j < n; ++j) out.r[at(i * n + j)] = l[at(n - 1 - i)][at(n - 1 - j)];
+  }
   out.ratios.assign(at(n * n), 0.0f);
   out.pivots.resize(at(n));
   for (int64_t i = 0; i < n; ++i) {
@@ -195,6 +202,187 @@ std::vector<uint8_t> reference_gptq(const LayerProblem& problem, const QuantizeO
     }
   }
   return codes;
+}
+
+std::vector<float> reference_target(const LayerProblem& problem, const QuantizeOptions& options,
+                                    const ReferenceFactor& factor) {
+  const int64_t n = problem.in_features;
+  const auto r = [&](int64_t i, int64_t j) { return factor.r[at(i * n + j)]; };
+  std::vector<float> target(problem.weights.size());
+  for (int64_t row = 0; row < problem.out_features; ++row) {
+    std::vector<double> x(at(n));  // in solve order
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t k = 0; k < n; ++k) {
+        x[at(i)] = std::fma(static_cast<double>(problem.weights[at(row * n + k)]),
+                            problem.drift->values[at(k * n + factor.order[at(i)])], x[at(i)]);
+      }
+    }
+    for (int64_t i = n - 1; i >= 0; --i) {  // y·R^T = W D
+      for (int64_t j = n - 1; j > i; --j) x[at(i)] = std::fma(-x[at(j)], r(i, j), x[at(i)]);
+      x[at(i)] /= r(i, i);
+    }
+    for (int64_t j = 0; j < n; ++j) {  // x·R = y
+      for (int64_t i = 0; i < j; ++i) x[at(j)] = std::fma(-x[at(i)], r(i, j), x[at(j)]);
+      x[at(j)] /= r(j, j);
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const size_t column = at(row * n + factor.order[at(i)]);
+      target[column] = static_cast<float>(
+          std::fma(options.target_alpha, x[at(i)], static_cast<double>(problem.weights[column])));
+    }
+  }
+  return target;
+}
+
+namespace {
+
+// Eight chains, folded.
+double reference_dot(const std::vector<double>& x, const std::vector<double>& y, int64_t begin,
+                     int64_t end) {
+  double lanes[8] = {};
+  for (int64_t i = begin; i < end; ++i) {
+    double& lane = lanes[(i - begin) % 8];
+    lane = std::fma(x[at(i)], y[at(i)], lane);
+  }
+  const double a = (lanes[0] + lanes[4]) + (lanes[2] + lanes[6]);
+  const double b = (lanes[1] + lanes[5]) + (lanes[3] + lanes[7]);
+  return a + b;
+}
+
+// One row while it is refined; everything is made anew from `parts` where it is needed.
+struct ReferenceRow {
+  int64_t n = 0;
+  int64_t width = 0;
+  std::vector<double> w, wanted, steps, zeros;
+  std::vector<std::vector<double>> parts;
+  std::vector<float> scales;
+
+  int64_t groups() const { return static_cast<int64_t>(scales.size()); }
+  double a(int64_t g, int64_t h) const {
+    return reference_dot(parts[at(g)], steps, h * width, std::min(n, (h + 1) * width));
+  }
+  double b(int64_t g) const {
+    return reference_dot(wanted, steps, g * width, std::min(n, (g + 1) * width));
+  }
+  double loss(const std::vector<float>& s) const {
+    double sum = reference_dot(wanted, w, 0, n);
+    for (int64_t g = 0; g < groups(); ++g) {
+      double inner = -b(g);
+      for (int64_t h = 0; h < g; ++h) inner = std::fma(a(g, h), s[at(h)], inner);
+      sum = std::fma(s[at(g)], std::fma(a(g, g), s[at(g)], 2.0 * inner), sum);
+    }
+    return sum;
+  }
+};
+
+void reference_refit(ReferenceRow& row, const QuantizeOptions& options) {
+  const int64_t n = row.groups();
+  std::vector<std::vector<double>> l(at(n), std::vector<double>(at(n)));
+  double trace = 0.0;
+  for (int64_t g = 0; g < n; ++g) trace += row.a(g, g);
+  for (int64_t g = 0; g < n; ++g) {
+    for (int64_t h = 0; h <= g; ++h) {
+      double sum = row.a(g, h);
+      if (g == h) sum += 1e-9 * (trace / static_cast<double>(n));
+      for (int64_t k = 0; k < h; ++k) sum = std::fma(-l[at(g)][at(k)], l[at(h)][at(k)], sum);
+      if (g == h && !(sum > 0.0)) return;
+      l[at(g)][at(h)] = g == h ? std::sqrt(sum) : sum / l[at(h)][at(h)];
+    }
+  }
+  std::vector<double> x;
+  for (int64_t g = 0; g < n; ++g) {
+    double sum = row.b(g);
+    for (int64_t h = 0; h < g; ++h) sum = std::fma(-l[at(g)][at(h)], x[at(h)], sum);
+    x.push_back(sum / l[at(g)][at(g)]);
+  }
+  for (int64_t g = n - 1; g >= 0; --g) {
+    for (int64_t h = n - 1; h > g; --h) x[at(g)] = std::fma(-l[at(h)][at(g)], x[at(h)], x[at(g)]);
+    x[at(g)] /= l[at(g)][at(g)];
+  }
+  std::vector<float> scales = row.scales;
+  for (int64_t g = 0; g < n; ++g) {
+    const double old = scales[at(g)];
+    if (x[at(g)] > 0.3 * old && x[at(g)] < 3.0 * old) {
+      scales[at(g)] = store(static_cast<float>(x[at(g)]), options.scale_dtype);
+    }
+  }
+  if (row.loss(scales) < row.loss(row.scales)) row.scales = scales;
+}
+
+void reference_descent(ReferenceRow& row, const LayerProblem& problem,
+                       const ReferenceFactor& factor, const QuantizeOptions& options) {
+  const auto h = [&](int64_t i, int64_t j) { return problem.hessian->values[at(i * row.n + j)]; };
+  std::vector<double> residual = row.wanted;
+  for (int64_t g = 0; g < row.groups(); ++g) {
+    for (int64_t j = 0; j < row.n; ++j) {
+      residual[at(j)] = std::fma(-static_cast<double>(row.scales[at(g)]), row.parts[at(g)][at(j)],
+                                 residual[at(j)]);
+    }
+  }
+  for (int64_t j = 0; j < row.n; ++j) {
+    const int64_t g = j / row.width;
+    const double s = row.scales[at(g)];
+    const double old = row.steps[at(j)];
+    const double wanted = old + residual[at(j)] / (s * (h(j, j) + factor.damping[at(j)]));
+    const double code =
+        clamp_code(std::nearbyint(std::clamp(wanted, -1000.0, 1000.0)) + row.zeros[at(g)], options);
+    const double move = code - row.zeros[at(g)] - old;
+    row.steps[at(j)] += move;
+    for (int64_t i = 0; i < row.n; ++i) {
+      double& part = row.parts[at(g)][at(i)];
+      part = std::fma(move, h(j, i), part);
+      if (i == j) part = std::fma(move, factor.damping[at(j)], part);
+      if (i > j) residual[at(i)] = std::fma(-s * move, h(j, i), residual[at(i)]);
+    }
+  }
+}
+
+}  // namespace
+
+void reference_refine(const LayerProblem& problem, const QuantizeOptions& options,
+                      const ReferenceFactor& factor, const std::vector<float>& target,
+                      ReferenceGrid& grid, std::vector<uint8_t>& codes) {
+  const int64_t n = problem.in_features;
+  const int64_t n_g = n_groups(problem, options);
+  for (int64_t r = 0; r < problem.out_features; ++r) {
+    ReferenceRow row;
+    row.n = n;
+    row.width = group_columns(problem, options);
+    for (int64_t g = 0; g < n_g; ++g) {
+      row.scales.push_back(grid.scales[at(r * n_g + g)]);
+      row.zeros.push_back(grid.zero_points[at(r * n_g + g)]);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      row.w.push_back(target[at(r * n + j)]);
+      row.steps.push_back(codes[at(r * n + j)] - row.zeros[at(j / row.width)]);
+    }
+    const auto product = [&](const std::vector<double>& x, int64_t begin, int64_t end) {
+      std::vector<double> out(at(n));
+      for (int64_t j = 0; j < n; ++j) {
+        for (int64_t i = begin; i < end; ++i) {
+          out[at(j)] = std::fma(x[at(i)], problem.hessian->values[at(i * n + j)], out[at(j)]);
+        }
+        if (begin <= j && j < end) {
+          out[at(j)] = std::fma(factor.damping[at(j)], x[at(j)], out[at(j)]);
+        }
+      }
+      return out;
+    };
+    row.wanted = product(row.w, 0, n);
+    for (int64_t g = 0; g < n_g; ++g) {
+      row.parts.push_back(product(row.steps, g * row.width, std::min(n, (g + 1) * row.width)));
+    }
+    for (int round = 0; round < options.refit_rounds; ++round) {
+      reference_refit(row, options);
+      for (int pass = 0; pass < options.descent_passes; ++pass) {
+        reference_descent(row, problem, factor, options);
+      }
+    }
+    for (int64_t g = 0; g < n_g; ++g) grid.scales[at(r * n_g + g)] = row.scales[at(g)];
+    for (int64_t j = 0; j < n; ++j) {
+      codes[at(r * n + j)] = static_cast<uint8_t>(row.steps[at(j)] + row.zeros[at(j / row.width)]);
+    }
+  }
 }
 
 double reference_loss(const LayerProblem& problem, const QuantizeOptions& options,

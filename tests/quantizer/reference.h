@@ -11,8 +11,10 @@ namespace assay::test {
 
 struct ReferenceFactor {
   std::vector<int64_t> order;
-  std::vector<float> ratios;   // (n, n)
-  std::vector<double> pivots;  // (n)
+  std::vector<float> ratios;    // (n, n)
+  std::vector<double> pivots;   // (n)
+  std::vector<double> r;        // (n, n) R, upper triangular, in solve order
+  std::vector<double> damping;  // (n) added to H_jj, by original column
   double lambda = 0.0;
   bool failed = false;
 };
@@ -30,6 +32,13 @@ std::vector<uint8_t> reference_rtn(const LayerProblem& problem, const QuantizeOp
 /// Codes (rows, columns) of the column loop, with no blocks at all.
 std::vector<uint8_t> reference_gptq(const LayerProblem& problem, const QuantizeOptions& options,
                                     const ReferenceGrid& grid, const ReferenceFactor& factor);
+/// W* of quantization.md, step 2.
+std::vector<float> reference_target(const LayerProblem& problem, const QuantizeOptions& options,
+                                    const ReferenceFactor& factor);
+/// Scale refit and coordinate descent (steps 6 and 7) towards `target`; changes grid and codes.
+void reference_refine(const LayerProblem& problem, const QuantizeOptions& options,
+                      const ReferenceFactor& factor, const std::vector<float>& target,
+                      ReferenceGrid& grid, std::vector<uint8_t>& codes);
 double reference_loss(const LayerProblem& problem, const QuantizeOptions& options,
                       const ReferenceGrid& grid, const std::vector<uint8_t>& codes);
 

@@ -4,6 +4,7 @@
 
 #include "calibrate/npy.h"
 #include "convert/core/file.h"
+#include "quantizer/recipe.h"
 #include "tests/support/random.h"
 
 namespace assay::test {
@@ -31,6 +32,12 @@ RunOptions QuantizeRun::options() const {
   options.calibration = tokens();
   options.quantize.group_size = 32;
   return options;
+}
+
+RunOptions QuantizeRun::best_options() const {
+  RunOptions best = options();
+  apply_recipe(find_recipe("best"), true, best.quantize);
+  return best;
 }
 
 std::map<std::string, std::string> QuantizeRun::contents(const std::string& folder) {

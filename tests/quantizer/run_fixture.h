@@ -16,6 +16,8 @@ class QuantizeRun {
 
   /// GPTQ, 4 bits with zero points, groups of 32, 6 windows of 16 tokens, out "out".
   RunOptions options() const;
+  /// The same with all steps of the best recipe.
+  RunOptions best_options() const;
   RunResult run(const RunOptions& options) const { return run_quantization(options, {}); }
 
   /// Contents of every file below a folder, by name.

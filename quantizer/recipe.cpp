@@ -1,0 +1,69 @@
+#include "quantizer/recipe.h"
+
+#include <array>
+#include <string>
+
+#include "convert/core/error.h"
+
+namespace assay {
+namespace {
+
+constexpr std::array<Recipe, 2> kRecipes = {{
+    {.name = "best",
+     .description = "all steps that lower the loss",
+     .scale_search = ScaleSearch::kHessianGrid,
+     .target_alpha = 0.5,
+     .refit_rounds = 3,
+     .descent_passes = 1},
+    {.name = "plain", .description = "the algorithm alone, min-max scales"},
+}};
+
+}  // namespace
+
+std::span<const Recipe> all_recipes() { return kRecipes; }
+
+const Recipe& find_recipe(std::string_view name) {
+  std::string known;
+  for (const Recipe& recipe : kRecipes) {
+    if (recipe.name == name) return recipe;
+    known += (known.empty() ? "" : ", ") + std::string(recipe.name);
+  }
+  throw UsageError("recipe: found \"" + std::string(name) + "\", expected one of " + known);
+}
+
+void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& options) {
+  options.scale_search = calibrated ? recipe.scale_search : ScaleSearch::kMinMax;
+  const bool has_steps = calibrated && options.algorithm == "gptq";
+  options.target_alpha = has_steps && options.propagate ? recipe.target_alpha : 0.0;
+  options.refit_rounds = has_steps ? recipe.refit_rounds : 0;
+  options.descent_passes = has_steps ? recipe.descent_passes : 0;
+}
+
+void check_steps(const QuantizeOptions& options, bool calibrated) {
+  if (!(options.target_alpha >= 0.0 && options.target_alpha <= 1.0)) {
+    throw UsageError("target alpha: found " + Json(options.target_alpha).dump(0) +
+                     ", expected a number from 0 to 1");
+  }
+  const bool gptq = calibrated && options.algorithm == "gptq";
+  if (options.target_alpha != 0.0 && !(gptq && options.propagate)) {
+    throw UsageError(
+        "--target-alpha needs two streams of activations: use --algorithm gptq with calibration "
+        "data and without --no-propagate, or --target-alpha 0");
+  }
+  if (options.refit_rounds > 0 && !gptq) {
+    throw UsageError(
+        "--refit-rounds needs --algorithm gptq with calibration data; or use --refit-rounds 0");
+  }
+}
+
+Json recipe_json(const QuantizeOptions& options) {
+  Json json = Json::object();
+  json.set("target_alpha", options.target_alpha)
+      .set("act_order", options.act_order == ActOrder::kStatic ? "static" : "none")
+      .set("scales", options.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
+      .set("refit_rounds", options.refit_rounds)
+      .set("descent_passes", options.descent_passes);
+  return json;
+}
+
+}  // namespace assay

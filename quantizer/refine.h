@@ -1,0 +1,21 @@
+#pragma once
+
+#include <span>
+
+#include "quantizer/grid.h"
+#include "quantizer/quantize.h"
+
+namespace assay {
+
+/// What follows the column loop: options.refit_rounds rounds of scale refit and coordinate descent,
+/// row by row, towards `target` (out_features, in_features). Changes grid and codes in place.
+StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
+                  std::span<const float> target, Grid& grid, std::span<uint8_t> codes);
+
+/// Whether options ask for any of it.
+bool refines(const QuantizeOptions& options);
+
+/// Bytes per thread.
+uint64_t refine_peak_bytes(int64_t columns, const QuantizeOptions& options);
+
+}  // namespace assay

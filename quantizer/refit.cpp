@@ -1,0 +1,57 @@
+#include "quantizer/refit.h"
+
+#include <cmath>
+
+namespace assay {
+namespace {
+
+// Solves (A + εI)·x = b in place of b; false if A is not positive definite.
+bool solve_normal_equations(const RowQuadratic& row, std::vector<double>& x) {
+  const auto n = static_cast<size_t>(row.n_groups);
+  std::vector<double> l(row.gram);
+  double trace = 0.0;
+  for (size_t g = 0; g < n; ++g) trace += l[g * n + g];
+  const double epsilon = 1e-9 * (trace / static_cast<double>(n));
+  for (size_t g = 0; g < n; ++g) {
+    for (size_t h = 0; h <= g; ++h) {
+      double sum = l[g * n + h];
+      if (h == g) sum += epsilon;
+      for (size_t k = 0; k < h; ++k) sum = std::fma(-l[g * n + k], l[h * n + k], sum);
+      if (h < g) {
+        l[g * n + h] = sum / l[h * n + h];
+        continue;
+      }
+      if (!(sum > 0.0)) return false;
+      l[g * n + g] = std::sqrt(sum);
+    }
+  }
+  x = row.linear;
+  for (size_t g = 0; g < n; ++g) {
+    for (size_t h = 0; h < g; ++h) x[g] = std::fma(-l[g * n + h], x[h], x[g]);
+    x[g] = x[g] / l[g * n + g];
+  }
+  for (size_t g = n; g-- > 0;) {
+    for (size_t h = n; h-- > g + 1;) x[g] = std::fma(-l[h * n + g], x[h], x[g]);
+    x[g] = x[g] / l[g * n + g];
+  }
+  return true;
+}
+
+}  // namespace
+
+double refit_scales(RowQuadratic& row, const QuantizeOptions& options) {
+  std::vector<double> solution;
+  if (!solve_normal_equations(row, solution)) return 0.0;
+  std::vector<float> scales = row.scales;
+  for (size_t g = 0; g < scales.size(); ++g) {
+    const auto old = static_cast<double>(scales[g]);
+    if (!(solution[g] > 0.3 * old && solution[g] < 3.0 * old)) continue;
+    scales[g] = store_scale(static_cast<float>(solution[g]), options);
+  }
+  const double gain = row.loss(row.scales) - row.loss(scales);
+  if (!(gain > 0.0)) return 0.0;
+  row.scales = std::move(scales);
+  return gain;
+}
+
+}  // namespace assay

@@ -1,0 +1,310 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <string>
+
+#include "convert/core/error.h"
+#include "convert/core/parallel.h"
+#include "quantizer/descent.h"
+#include "quantizer/factor.h"
+#include "quantizer/recipe.h"
+#include "quantizer/refine.h"
+#include "quantizer/refit.h"
+#include "quantizer/target.h"
+#include "tests/calibrate/every_isa.h"
+#include "tests/quantizer/problems.h"
+#include "tests/quantizer/reference.h"
+#include "tests/support/bits_equal.h"
+#include "tests/support/random.h"
+
+namespace assay {
+namespace {
+
+using test::bits_equal;
+using test::make_problem;
+using test::Random;
+using test::ReferenceFactor;
+using test::ReferenceGrid;
+using test::SmallProblem;
+using test::with_every_isa;
+
+// A problem with two streams: D is some matrix times H, so that W D (H + λI)^-1 is of the size of
+// W.
+struct TwoStreams {
+  SmallProblem problem;
+  CrossProduct drift;
+  HessianFactor factor;
+
+  TwoStreams(int64_t rows, int64_t columns, uint64_t seed, const QuantizeOptions& options)
+      : problem(make_problem(rows, columns, 2 * columns, seed)) {
+    const Random random(seed + 77);
+    drift.n_rows = drift.n_columns = columns;
+    for (int64_t i = 0; i < columns; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const auto k = static_cast<size_t>(i * columns + j);
+        drift.values.push_back(0.05 * random.bell_at(k) * problem.hessian.values[k]);
+      }
+    }
+    factor = factor_hessian(problem.hessian, options, "m");
+  }
+
+  LayerProblem view() const {
+    LayerProblem view = problem.view();
+    view.factor = &factor;
+    view.drift = &drift;
+    return view;
+  }
+};
+
+QuantizeOptions all_steps(int64_t group_size) {
+  return {.group_size = group_size, .target_alpha = 0.5, .refit_rounds = 3, .descent_passes = 1};
+}
+
+class StepShapes : public testing::TestWithParam<std::tuple<int64_t, int64_t, int64_t>> {};
+
+TEST_P(StepShapes, TargetEqualsPlainLoopsBitForBit) {
+  const auto [rows, columns, group_size] = GetParam();
+  const QuantizeOptions options = all_steps(group_size);
+  const TwoStreams streams(rows, columns, 41, options);
+  const auto expected = test::reference_target(
+      streams.view(), options, test::reference_factor(streams.problem.hessian, options));
+
+  with_every_isa(
+      [&] { EXPECT_TRUE(bits_equal(two_stream_target(streams.view(), 0.5), expected)); });
+}
+
+TEST_P(StepShapes, AllStepsEqualPlainLoopsBitForBit) {
+  const auto [rows, columns, group_size] = GetParam();
+  for (const bool symmetric : {false, true}) {
+    QuantizeOptions options = all_steps(group_size);
+    options.symmetric = symmetric;
+    options.descent_passes = symmetric ? 2 : 1;
+    const TwoStreams streams(rows, columns, 42, options);
+    const ReferenceFactor factor = test::reference_factor(streams.problem.hessian, options);
+    const auto target = test::reference_target(streams.view(), options, factor);
+    LayerProblem aim = streams.view();
+    aim.weights = target;
+    ReferenceGrid grid = test::reference_grid(aim, options);
+    std::vector<uint8_t> codes = test::reference_gptq(aim, options, grid, factor);
+    test::reference_refine(streams.view(), options, factor, target, grid, codes);
+
+    with_every_isa([&] {
+      const LayerResult actual = find_algorithm("gptq").quantize(streams.view(), options);
+
+      EXPECT_TRUE(bits_equal(actual.scales, grid.scales));
+      EXPECT_TRUE(bits_equal(actual.codes, codes));
+      EXPECT_EQ(actual.loss, test::reference_loss(streams.view(), options, grid, codes));
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Awkward, StepShapes,
+                         testing::Values(std::tuple{1, 1, 1}, std::tuple{23, 33, 11},
+                                         std::tuple{25, 64, -1}, std::tuple{49, 130, 65},
+                                         std::tuple{3, 72, 32}));
+
+// (X − X̃) = X̃·M makes W* = W + W·M the exact answer for α = 1, but for the damping.
+TEST(Target, FindsTheWeightsThatMakeTheDriftGood) {
+  QuantizeOptions options = all_steps(8);
+  options.damp_percent = 1e-12;
+  TwoStreams streams(2, 8, 43, options);
+  const auto& h = streams.problem.hessian.values;
+  for (size_t i = 0; i < 8; ++i) {
+    for (size_t j = 0; j < 8; ++j) {  // M = 0.1 where j = i + 1: D = M^T H
+      streams.drift.values[i * 8 + j] = i == 0 ? 0.0 : 0.1 * h[(i - 1) * 8 + j];
+    }
+  }
+
+  const std::vector<float> target = two_stream_target(streams.view(), 1.0);
+
+  for (size_t row = 0; row < 2; ++row) {
+    for (size_t j = 0; j < 8; ++j) {
+      const auto w = [&](size_t k) { return streams.problem.weights[row * 8 + k]; };
+      const float expected = w(j) + (j + 1 < 8 ? 0.1f * w(j + 1) : 0.0f);
+      EXPECT_NEAR(target[row * 8 + j], expected, 1e-6);
+    }
+  }
+}
+
+TEST(Target, OfNoDriftIsTheWeights) {
+  const QuantizeOptions options = all_steps(8);
+  TwoStreams streams(3, 16, 44, options);
+  std::fill(streams.drift.values.begin(), streams.drift.values.end(), 0.0);
+
+  EXPECT_TRUE(bits_equal(two_stream_target(streams.view(), 0.5), streams.problem.weights));
+}
+
+TEST(Target, OutputDistanceIsThatOfTheDefinition) {
+  const QuantizeOptions options = all_steps(8);
+  const TwoStreams streams(30, 16, 45, options);
+  std::vector<float> quantized = streams.problem.weights;
+  for (size_t i = 0; i < quantized.size(); ++i) quantized[i] *= i % 3 == 0 ? 0.9f : 1.05f;
+  double loss = 0.0;
+  double expected = 0.0;
+  for (size_t row = 0; row < 30; ++row) {
+    for (size_t i = 0; i < 16; ++i) {
+      const double e_i = streams.problem.weights[row * 16 + i] - quantized[row * 16 + i];
+      for (size_t j = 0; j < 16; ++j) {
+        const double e_j = streams.problem.weights[row * 16 + j] - quantized[row * 16 + j];
+        loss += e_i * streams.problem.hessian.values[i * 16 + j] * e_j;
+        expected +=
+            2.0 * streams.problem.weights[row * 16 + i] * streams.drift.values[i * 16 + j] * e_j;
+      }
+    }
+  }
+  expected += loss;
+
+  EXPECT_NEAR(output_distance(streams.view(), quantized, loss), expected,
+              1e-6 * std::fabs(expected));
+}
+
+// Rows of a problem whose codes come from round-to-nearest: there is something to gain.
+struct Rows {
+  QuantizeOptions options{.group_size = 16};
+  SmallProblem problem;
+  HessianFactor factor;
+  LayerProblem view;
+  Grid grid;
+  std::vector<uint8_t> codes;
+
+  explicit Rows(uint64_t seed) : problem(make_problem(20, 64, 200, seed)) {
+    factor = factor_hessian(problem.hessian, options, "m");
+    view = problem.view();
+    view.factor = &factor;
+    grid = min_max_grid(view, options);
+    codes.resize(problem.weights.size());
+    for (int64_t row = 0; row < 20; ++row) {
+      nearest_codes(view.weights.subspan(static_cast<size_t>(row * 64), 64), grid, row, 4,
+                    std::span(codes).subspan(static_cast<size_t>(row * 64), 64));
+    }
+  }
+};
+
+TEST(Refit, LowersTheLossOfRowsByWhatItSays) {
+  const Rows rows(46);
+  RowQuadraticPack pack(rows.view, rows.grid);
+  pack.load(rows.view.weights, rows.codes, 0);
+  double total = 0.0;
+  for (int64_t r = 0; r < 20; ++r) {
+    RowQuadratic& row = pack.row(r);
+    row.sum_groups();
+    const double before = row.loss(row.scales);
+
+    const double gain = refit_scales(row, rows.options);
+
+    EXPECT_NEAR(row.loss(row.scales), before - gain, 1e-9 * before);
+    EXPECT_GE(gain, 0.0);
+    for (const float scale : row.scales) EXPECT_EQ(store_scale(scale, rows.options), scale);
+    total += gain;
+  }
+  EXPECT_GT(total, 0.0);
+}
+
+TEST(Descent, NeverRaisesTheLossAndEndsWhereNoSingleCodeHelps) {
+  const Rows rows(47);
+  RowQuadraticPack pack(rows.view, rows.grid);
+  pack.load(rows.view.weights, rows.codes, 0);
+  std::vector<double> residual(64);
+  for (int64_t r = 0; r < 20; ++r) {
+    RowQuadratic& row = pack.row(r);
+    row.sum_groups();
+    double loss = row.loss(row.scales);
+    int64_t n_moved = 0;
+    for (int pass = 0; pass < 100; ++pass) {
+      const int64_t n = descend_codes(row, 4, residual);
+      row.sum_groups();
+      const double now = row.loss(row.scales);
+      EXPECT_LE(now, loss * (1.0 + 1e-12));
+      loss = now;
+      n_moved += n;
+      if (n == 0) break;
+    }
+
+    EXPECT_GT(n_moved, 0);
+    for (int64_t j = 0; j < 64; ++j) {
+      for (const double step : {-1.0, 1.0}) {
+        const double code =
+            row.steps[static_cast<size_t>(j)] + row.zeros[static_cast<size_t>(j / 16)];
+        if (code + step < 0.0 || code + step > 15.0) continue;
+        RowQuadratic other = row;
+        other.move(j, step);
+        other.sum_groups();
+        EXPECT_GE(other.loss(other.scales), loss * (1.0 - 1e-12));
+      }
+    }
+  }
+}
+
+TEST(Refine, LossesOfStepsAddUpToThatOfTheResult) {
+  Rows rows(48);
+  rows.options.refit_rounds = 3;
+  rows.options.descent_passes = 1;
+
+  const StepLosses steps =
+      refine(rows.view, rows.options, rows.view.weights, rows.grid, rows.codes);
+
+  RowQuadraticPack pack(rows.view, rows.grid);
+  pack.load(rows.view.weights, rows.codes, 0);
+  double total = 0.0;
+  for (int64_t r = 0; r < 20; ++r) {
+    pack.row(r).sum_groups();
+    total += pack.row(r).loss(pack.row(r).scales);
+  }
+  EXPECT_NEAR(steps.column_loop - steps.refit - steps.descent, total, 1e-9 * steps.column_loop);
+  EXPECT_GT(steps.refit, 0.0);
+  EXPECT_GT(steps.descent, 0.0);
+}
+
+TEST(Refine, DoesNotDependOnThreads) {
+  const QuantizeOptions options = all_steps(32);
+  const TwoStreams streams(70, 96, 49, options);
+  const LayerResult expected = find_algorithm("gptq").quantize(streams.view(), options);
+  const int threads_before = n_threads();
+  for (const int threads : {1, 4}) {
+    set_n_threads(threads);
+    const LayerResult actual = find_algorithm("gptq").quantize(streams.view(), options);
+
+    EXPECT_TRUE(bits_equal(actual.codes, expected.codes));
+    EXPECT_TRUE(bits_equal(actual.scales, expected.scales));
+    EXPECT_EQ(actual.steps->refit, expected.steps->refit);
+    EXPECT_EQ(actual.output_distance, expected.output_distance);
+  }
+  set_n_threads(threads_before);
+}
+
+TEST(Recipe, GivesEachRunTheStepsThatItCanHave) {
+  QuantizeOptions options;
+  apply_recipe(find_recipe("best"), true, options);
+  EXPECT_GT(options.target_alpha, 0.0);
+  EXPECT_GT(options.refit_rounds, 0);
+  check_steps(options, true);
+
+  options.propagate = false;
+  EXPECT_THROW(check_steps(options, true), UsageError);
+  apply_recipe(find_recipe("best"), true, options);
+  EXPECT_EQ(options.target_alpha, 0.0);
+  EXPECT_GT(options.refit_rounds, 0);
+  check_steps(options, true);
+
+  options.algorithm = "rtn";
+  EXPECT_THROW(check_steps(options, true), UsageError);
+  apply_recipe(find_recipe("best"), false, options);
+  EXPECT_EQ(options.scale_search, ScaleSearch::kMinMax);
+  check_steps(options, false);
+}
+
+TEST(Recipe, UnknownNamesListTheKnown) {
+  try {
+    find_recipe("better");
+    FAIL() << "expected UsageError";
+  } catch (const UsageError& error) {
+    for (const Recipe& recipe : all_recipes()) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(std::string(recipe.name)));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace assay
