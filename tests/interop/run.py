@@ -161,6 +161,8 @@ def is_rounded_by_llama_cpp(name):
 def is_informative(name):
     """Engines that round activations more coarsely than ours: what they compute is not the file's
     meaning alone, so the figure is shown but decides nothing; the same file decides dequantized."""
+    if name.endswith("dequantized"):
+        return False
     return name.endswith("native") or (name.startswith("gguf") and is_rounded_by_llama_cpp(name))
 
 
@@ -235,7 +237,9 @@ def parse_arguments():
     options = parser.parse_args()
     if not (options.models and options.calibration and options.token_ids):
         parser.error("set ASSAY_SHARED, or give --models, --calibration and --token-ids")
-    options.assay = options.assay.resolve()
+    for name in ("assay", "python_transformers", "python_gptqmodel", "llama_source", "llama_build"):
+        if getattr(options, name) is not None:
+            setattr(options, name, getattr(options, name).absolute())
     return options
 
 
