@@ -10,13 +10,28 @@
 namespace assay {
 namespace {
 
-std::vector<int> cache_layers_of(const Program& program, const Segment& segment) {
-  std::vector<int> layers;
+/// What the ops of a segment keep: every other layer has no heads, so no bytes.
+struct SegmentCache {
+  std::vector<CacheLayerSpec> layers;
+  std::vector<StateLayerSpec> states;
+};
+
+SegmentCache cache_of(const Program& program, const Segment& segment) {
+  SegmentCache cache;
+  cache.layers.resize(program.cache_layers.size());
+  cache.states.resize(program.state_layers.size());
   for (int i = segment.begin; i < segment.end; ++i) {
-    const auto* write = std::get_if<KvWriteOp>(&program.ops[static_cast<size_t>(i)].kind);
-    if (write != nullptr) layers.push_back(write->cache_layer);
+    const Op& op = program.ops[static_cast<size_t>(i)];
+    if (const auto* write = std::get_if<KvWriteOp>(&op.kind)) {
+      const auto layer = static_cast<size_t>(write->cache_layer);
+      cache.layers[layer] = program.cache_layers[layer];
+    }
+    if (const auto* conv = std::get_if<CausalConvOp>(&op.kind)) {
+      const auto layer = static_cast<size_t>(conv->state_layer);
+      cache.states[layer] = program.state_layers[layer];
+    }
   }
-  return layers;
+  return cache;
 }
 
 }  // namespace
@@ -135,16 +150,14 @@ void StreamWalk::prepare_batch(const Segment& segment, int64_t index) {
 }
 
 KvCache& StreamWalk::cache_for(const Segment& segment, int64_t n_sequences) {
-  const std::vector<int> layers = cache_layers_of(*program_, segment);
-  if (cache_ == nullptr || layers != cache_layers_) {
-    std::vector<CacheLayerSpec> specs(program_->cache_layers.size());  // no heads: no bytes
-    for (const int layer : layers) {
-      specs[static_cast<size_t>(layer)] = program_->cache_layers[static_cast<size_t>(layer)];
-    }
-    cache_ = std::make_shared<KvCache>(specs, options_.kv_type, static_cast<int>(n_sequences),
-                                       windows_->window_length);
-    cache_layers_ = layers;
+  if (cache_ == nullptr || segment.begin != cache_begin_) {
+    const SegmentCache specs = cache_of(*program_, segment);
+    cache_ =
+        std::make_shared<KvCache>(specs.layers, options_.kv_type, static_cast<int>(n_sequences),
+                                  windows_->window_length, specs.states);
+    cache_begin_ = segment.begin;
   }
+  for (int sequence = 0; sequence < n_sequences; ++sequence) cache_->reset(sequence);
   return *cache_;
 }
 

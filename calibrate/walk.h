@@ -94,7 +94,7 @@ class StreamWalk {
   std::shared_ptr<CpuContext> context_;      // registers of one batch
   std::array<std::vector<float>, 2> spare_;  // memory of values that moved on, to be written again
   std::shared_ptr<KvCache> cache_;
-  std::vector<int> cache_layers_;  // that cache_ has room for
+  int cache_begin_ = -1;  // first op of the segment that cache_ is for
 };
 
 }  // namespace assay

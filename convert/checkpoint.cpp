@@ -72,7 +72,7 @@ std::unique_ptr<QuantizedLayout> quantization_of(const std::string& folder, cons
 }
 
 bool is_matrix_product(const TensorEntry& entry) {
-  return entry.shape.size() == 2 && entry.role != Role::kTokenEmbedding;
+  return entry.is_matrix() && entry.role != Role::kTokenEmbedding;
 }
 
 std::unique_ptr<const TensorOnDisk> open_plain(const TensorEntry& entry, TensorLedger& ledger) {
@@ -193,9 +193,9 @@ std::vector<std::string> differences(const std::vector<TensorEntry>& table, cons
     if (tensor == nullptr) {
       problems.push_back(
           fmt::format("\"{}\" {} is missing", entry.gguf_name, to_string(entry.shape)));
-    } else if (tensor->shape != entry.shape) {
+    } else if (tensor->shape != gguf_shape(entry)) {
       problems.push_back(fmt::format("\"{}\" has shape {}, expected {}", entry.gguf_name,
-                                     to_string(tensor->shape), to_string(entry.shape)));
+                                     to_string(tensor->shape), to_string(gguf_shape(entry))));
     }
   }
   for (const GgufTensor& tensor : file.tensors()) {
@@ -228,7 +228,7 @@ std::shared_ptr<Checkpoint> Checkpoint::open_gguf(const std::string& path) {
   for (TensorEntry& entry : table) {
     const GgufTensor& tensor = *file.find(entry.gguf_name);
     std::vector<int64_t> order;
-    if (entry.shape.size() == 2) order = row_order_of(entry);
+    if (entry.is_matrix()) order = row_order_of(entry);
     out->add(entry, std::make_unique<PlainTensor>(tensor.name, *tensor.format, tensor.shape,
                                                   tensor.bytes, std::move(order)));
   }
@@ -289,7 +289,7 @@ CheckpointMatrix Checkpoint::matrix(Role role, int layer) const {
   const size_t index = index_of(role, layer);
   const std::string& name =
       kind_ == CheckpointKind::kGguf ? table_[index].gguf_name : table_[index].hf_name;
-  ASSAY_CHECK(table_[index].shape.size() == 2);
+  ASSAY_CHECK(table_[index].is_matrix());
   CheckpointMatrix matrix = with_prefix(path_ + ": ", [&] { return tensors_[index]->load(); });
   if (matrix.view.format->fold() == Fold::kFloat) return matrix;
   for (int64_t row = 0; row < matrix.view.rows; ++row) {
@@ -303,17 +303,23 @@ CheckpointMatrix Checkpoint::matrix(Role role, int layer) const {
 std::vector<float> Checkpoint::vector(Role role, int layer) const {
   const size_t index = index_of(role, layer);
   const TensorEntry& entry = table_[index];
-  ASSAY_CHECK(entry.shape.size() == 1);
-  const CheckpointMatrix row = tensors_[index]->load();
-  std::vector<float> values(static_cast<size_t>(entry.shape[0]));
-  row.decode_row(0, values);
+  ASSAY_CHECK(!entry.is_matrix());
+  const CheckpointMatrix matrix = tensors_[index]->load();
+  const auto columns = static_cast<size_t>(matrix.view.columns);
+  std::vector<float> values(static_cast<size_t>(matrix.view.rows) * columns);
+  for (int64_t row = 0; row < matrix.view.rows; ++row) {
+    matrix.decode_row(row, std::span(values).subspan(static_cast<size_t>(row) * columns, columns));
+  }
   for (size_t i = 0; i < values.size(); ++i) {
     if (!std::isfinite(values[i])) {
       throw FormatError(fmt::format("{}: \"{}\"[{}] is {}; expected finite values", path_,
                                     tensors_[index]->stored().parts.front(), i, values[i]));
     }
   }
-  if (kind_ != CheckpointKind::kGguf) return values;
+  if (kind_ != CheckpointKind::kGguf) {
+    apply_transform(entry.gguf_transform, values);
+    return values;
+  }
   const std::vector<int64_t> sources = huggingface_rows_of_gguf(entry);
   if (sources.empty()) return values;
   std::vector<float> ordered(values.size());

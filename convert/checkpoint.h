@@ -87,7 +87,8 @@ class Checkpoint {
   /// or if a scale of a quantized matrix is not finite (or negative, W4A16): case B14. Values of
   /// plain matrices are checked where they are used.
   CheckpointMatrix matrix(Role role, int layer = -1) const;
-  /// A 1-D tensor widened to fp32, in Hugging Face convention.
+  /// A tensor of rank 1 or 3 (convolution), flat, widened to fp32, in the order of Hugging Face, as
+  /// the ops use it (apply_transform of families/family.h).
   std::vector<float> vector(Role role, int layer = -1) const;
 
  private:

@@ -234,11 +234,11 @@ void GgufExport::plan_tensors() {
     ExportTensor tensor;
     tensor.name = entry->gguf_name;
     tensor.source_name = entry->hf_name;
-    tensor.shape = entry->shape;
+    tensor.shape = gguf_shape(*entry);
     tensor.source_type = source_type_of(stored);
     if (stored.scale_dtype) {
       plan_linear(*entry, tensor);
-    } else if (entry->shape.size() == 1) {
+    } else if (!entry->is_matrix()) {
       plan_plain(*entry, &scalar_format(DType::kF32), tensor);
     } else {
       const bool quantized_model = checkpoint.kind() != CheckpointKind::kHuggingFace;
@@ -496,7 +496,7 @@ void GgufExport::write_tensor(size_t index,
     sink(std::as_bytes(std::span(extras_[index].values)));
     return;
   }
-  if (entry->shape.size() == 1) {
+  if (!entry->is_matrix()) {
     std::vector<float> values = checkpoint_->vector(entry->role, entry->layer);
     const std::vector<int64_t> rows = huggingface_rows_of_gguf(*entry);
     std::vector<float> ordered = values;

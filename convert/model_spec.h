@@ -11,7 +11,7 @@ namespace assay {
 
 /// Rotary embedding of one layer. Source: architectures.md §1.3, arithmetic.md §4.
 struct RopeSpec {
-  enum class Kind : uint8_t { kDefault, kLinear, kLlama3, kYarn };
+  enum class Kind : uint8_t { kDefault, kLinear, kLlama3, kYarn, kProportional };
   Kind kind = Kind::kDefault;
   double theta = 10000.0;
   int rotary_dims = 0;  // r, even, ≤ head_dim
@@ -23,6 +23,7 @@ struct RopeSpec {
   double beta_slow = 1.0;         // yarn
   bool truncate = true;           // yarn
   double attention_factor = 1.0;  // yarn: multiplies cos and sin; resolved from the config
+  int n_rotated_pairs = 0;        // proportional: pairs from here on are not rotated
 
   friend bool operator==(const RopeSpec&, const RopeSpec&) = default;
 };
@@ -36,18 +37,42 @@ struct AttentionSpec {
   RopeSpec rope;
   bool qkv_bias = false;
   bool o_bias = false;
+  bool qk_norm = false;  // q and k: RMSNorm per head, before the rotation
+  bool v_norm = false;   // v: RMSNorm per head without weights
+  bool k_is_v = false;   // one projection gives k and v
+  bool output_gate =
+      false;  // q_proj gives, per head, query and gate; the result times sigmoid(gate)
 };
+
+/// Gated DeltaNet in place of attention. Source: architectures.md §7.5, arithmetic.md §6.
+struct DeltaNetSpec {
+  int n_key_heads = 0;
+  int n_value_heads = 0;  // a multiple of n_key_heads; head h reads key head h / (their ratio)
+  int key_dim = 0;
+  int value_dim = 0;
+  int conv_kernel = 0;  // taps of the causal convolution
+
+  int64_t key_columns() const { return int64_t{n_key_heads} * key_dim; }
+  int64_t value_columns() const { return int64_t{n_value_heads} * value_dim; }
+  int64_t conv_columns() const { return 2 * key_columns() + value_columns(); }
+};
+
+enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 struct MlpSpec {
   int64_t intermediate_size = 0;
   bool bias = false;
+  Activation activation = Activation::kSilu;
 };
 
 /// One decoder layer, as data. The runtime builds its ops from this alone; it never asks for a
 /// family.
 struct LayerSpec {
   AttentionSpec attention;
+  std::optional<DeltaNetSpec> delta_net;  // then there is no attention
   MlpSpec mlp;
+  bool sandwich_norms = false;  // a norm behind attention and MLP, too, before the residual sum
+  bool output_scale = false;    // the residual stream is multiplied by a stored number at the end
 };
 
 /// Everything a forward pass needs to know about a model except its tensors.
@@ -58,7 +83,9 @@ struct ModelSpec {
   int64_t context_length = 0;  // max_position_embeddings
   double rms_norm_eps = 1e-6;  // decimal of the config; kernels use the nearest fp32
   bool tied_head = false;
-  DType source_dtype = DType::kBF16;  // dtype of the checkpoint's weights
+  std::optional<double> embedding_scale;  // rows of the embedding times this, rounded to fp32
+  std::optional<double> final_softcap;    // logits become c·tanh(logit / c)
+  DType source_dtype = DType::kBF16;      // dtype of the checkpoint's weights
   std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_id;
   std::vector<int32_t> stop_ids;  // union of config and generation_config (case B54), ascending

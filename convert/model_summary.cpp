@@ -144,16 +144,39 @@ Json rope_json(const RopeSpec& rope) {
       number("attention_factor", rope.attention_factor);
       json.set("original_context", rope.original_context);
       break;
+    case RopeSpec::Kind::kProportional:
+      json.set("kind", "proportional");
+      number("factor", rope.factor);
+      json.set("rotated_pairs", rope.n_rotated_pairs);
+      break;
   }
   number("theta", rope.theta);
   json.set("rotary_dims", rope.rotary_dims);
   return json;
 }
 
+/// Kinds of layers and how many there are of each: "sliding attention", "delta net".
+Json layer_kinds_json(const ModelSpec& spec) {
+  std::map<std::string, int64_t> counts;
+  for (const LayerSpec& layer : spec.layers) {
+    ++counts[layer.delta_net                  ? "delta net"
+             : layer.attention.sliding_window ? "sliding attention"
+                                              : "full attention"];
+  }
+  Json json = Json::object();
+  for (const auto& [kind, n] : counts) json.set(kind, n);
+  return json;
+}
+
 Json spec_json(const ModelSpec& spec) {
-  const LayerSpec& layer = spec.layers.front();
+  const auto attention_layer =
+      std::find_if(spec.layers.begin(), spec.layers.end(),
+                   [](const LayerSpec& layer) { return !layer.delta_net; });
+  const LayerSpec& layer =
+      attention_layer == spec.layers.end() ? spec.layers.front() : *attention_layer;
   Json json = Json::object();
   json.set("layers", static_cast<int64_t>(spec.layers.size()));
+  json.set("layer_kinds", layer_kinds_json(spec));
   json.set("hidden_size", spec.hidden_size);
   json.set("intermediate_size", layer.mlp.intermediate_size);
   json.set("heads", layer.attention.n_heads);
@@ -335,7 +358,7 @@ void check_values(const Checkpoint& checkpoint, Json& problems) {
       const TensorEntry& entry = table[static_cast<size_t>(i)];
       std::string& fault = faults[static_cast<size_t>(i)];
       try {
-        if (entry.shape.size() == 1) {
+        if (!entry.is_matrix()) {
           checkpoint.vector(entry.role, entry.layer);
           continue;
         }

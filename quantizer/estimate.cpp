@@ -228,7 +228,10 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
   const uint64_t cache =
       KvCache::bytes(plan.program.cache_layers, options.kv_type,
                      static_cast<int>(std::min(n_windows, together)), window_length) /
-      std::max<size_t>(1, plan.program.cache_layers.size());
+          std::max<size_t>(1, plan.program.cache_layers.size()) +
+      KvCache::state_bytes(plan.program.state_layers,
+                           static_cast<int>(std::min(n_windows, together))) /
+          std::max<size_t>(1, plan.program.state_layers.size());
   constexpr uint64_t kProgramBytes = uint64_t{24} << 20;  // code, tokenizer, buffers of files
   out.memory = {{"activations", in_memory},
                 {"Hessian, factor and solver", most.hessian},

@@ -91,6 +91,9 @@ std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program
   }
   ledger.add("kv cache",
              KvCache::bytes(program.cache_layers, options.kv_type, options.n_sequences, capacity));
+  if (!program.state_layers.empty()) {
+    ledger.add("recurrent state", KvCache::state_bytes(program.state_layers, options.n_sequences));
+  }
   const int64_t rows = batch_rows(program.spec, options);
   for (size_t i = 0; i < program.registers.size(); ++i) {
     const Register r{static_cast<int>(i)};
@@ -109,7 +112,7 @@ class CpuExecutor : public Executor {
         options_(options),
         selection_(selection_index(program_)),
         cache_(program_.cache_layers, options.kv_type, options.n_sequences,
-               capacity_of(program_.spec, options)) {
+               capacity_of(program_.spec, options), program_.state_layers) {
     const auto n_ops = static_cast<int>(program_.ops.size());
     bind_weights(program_, std::move(checkpoint), 0, n_ops, cache_.capacity(), weights_);
     const int64_t rows = batch_rows(program_.spec, options_);
@@ -180,6 +183,10 @@ std::vector<LedgerItem> CpuExecutor::ledger() const {
   }
   ledger.add("kv cache", KvCache::bytes(program_.cache_layers, options_.kv_type,
                                         options_.n_sequences, cache_.capacity()));
+  if (!program_.state_layers.empty()) {
+    ledger.add("recurrent state",
+               KvCache::state_bytes(program_.state_layers, options_.n_sequences));
+  }
   for (const std::vector<float>& values : context_.registers.f32) {
     ledger.add("activations", values.capacity() * sizeof(float));
   }
@@ -254,6 +261,10 @@ void CpuExecutor::forward(std::span<const BatchItem> items, std::vector<float>& 
   } catch (...) {
     for (int s = 0; s < options_.n_sequences; ++s) {
       cache_.set_length(s, lengths[static_cast<size_t>(s)]);
+    }
+    // Recurrent states cannot go back to where the call began.
+    if (cache_.is_recurrent()) {
+      for (const BatchItem& item : items) cache_.reset(item.sequence);
     }
     throw;
   }

@@ -8,6 +8,8 @@
 #include "convert/core/parallel.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/ops/attention.h"
+#include "runtime/ops/causal_conv.h"
+#include "runtime/ops/delta_net.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/ops/kv_write.h"
 #include "runtime/ops/rms_norm.h"
@@ -40,6 +42,14 @@ class Runner {
   void operator()(const SwiGluOp& op) const;
   void operator()(const AddOp& op) const;
   void operator()(const SelectRowsOp& op) const;
+  void operator()(const GatedNormOp& op) const;
+  void operator()(const ScaleOp& op) const;
+  void operator()(const SoftcapOp& op) const;
+  void operator()(const SplitGateOp& op) const;
+  void operator()(const SigmoidGateOp& op) const;
+  void operator()(const CausalConvOp& op) const;
+  void operator()(const DeltaNetOp& op) const;
+  void operator()(const GeGluOp& op) const;
 
  private:
   /// Attention of rows [begin, end), one sequence, for the query heads of one K/V head.
@@ -75,12 +85,102 @@ void Runner::operator()(const EmbedOp& op) const {
 }
 
 void Runner::operator()(const RmsNormOp& op) const {
-  const int64_t n = columns(op.in);
-  const float* weight = vector(op.weight).data();
+  const int64_t n = columns(op.in) / op.n_heads;
+  const float* weight = op.weight < 0 ? nullptr : vector(op.weight).data();
   const float* in = f32(op.in);
   float* out = f32(op.out);
-  parallel_for(n_rows(), row_grain(n), [&](int64_t begin, int64_t end) {
+  parallel_for(n_rows() * op.n_heads, row_grain(n), [&](int64_t begin, int64_t end) {
     rms_norm(in + begin * n, weight, op.eps, end - begin, n, out + begin * n);
+  });
+}
+
+void Runner::operator()(const GatedNormOp& op) const {
+  const int64_t n = columns(op.in) / op.n_heads;
+  const float* weight = vector(op.weight).data();
+  float* out = f32(op.out);
+  parallel_for(n_rows() * op.n_heads, row_grain(n), [&](int64_t begin, int64_t end) {
+    rms_norm(f32(op.in) + begin * n, weight, op.eps, end - begin, n, out + begin * n);
+    swiglu(f32(op.gate) + begin * n, out + begin * n, (end - begin) * n, out + begin * n);
+  });
+}
+
+void Runner::operator()(const ScaleOp& op) const {
+  const float factor = op.vector < 0 ? op.factor : vector(op.vector).front();
+  float* x = f32(op.x);
+  parallel_for(n_rows() * columns(op.x), kElementGrain, [&](int64_t begin, int64_t end) {
+    scale(x + begin, factor, end - begin, x + begin);
+  });
+}
+
+void Runner::operator()(const SoftcapOp& op) const {
+  float* x = f32(op.x);
+  parallel_for(n_rows() * columns(op.x), kElementGrain,
+               [&](int64_t begin, int64_t end) { softcap(x + begin, op.cap, end - begin); });
+}
+
+void Runner::operator()(const SplitGateOp& op) const {
+  const int64_t d = op.head_dim;
+  const float* in = f32(op.in);
+  parallel_for(n_rows() * op.n_heads, row_grain(2 * d), [&](int64_t begin, int64_t end) {
+    for (int64_t head = begin; head < end; ++head) {
+      std::copy_n(in + head * 2 * d, d, f32(op.q) + head * d);
+      std::copy_n(in + head * 2 * d + d, d, f32(op.gate) + head * d);
+    }
+  });
+}
+
+void Runner::operator()(const SigmoidGateOp& op) const {
+  parallel_for(n_rows() * columns(op.x), kElementGrain, [&](int64_t begin, int64_t end) {
+    sigmoid_gate(f32(op.x) + begin, f32(op.gate) + begin, end - begin);
+  });
+}
+
+void Runner::operator()(const CausalConvOp& op) const {
+  const DeltaNetSpec& spec =
+      context_.program->state_layers[static_cast<size_t>(op.state_layer)].spec;
+  const int64_t n = columns(op.in);
+  constexpr int64_t kChannels = 256;
+  // A turn takes some channels through all rows, in order: each row reads what the one before left.
+  parallel_for(n, kChannels, [&](int64_t begin, int64_t end) {
+    for (int64_t row = 0; row < n_rows(); ++row) {
+      const int sequence = context_.rows[static_cast<size_t>(row)].sequence;
+      causal_conv_step(vector(op.weight).data(), spec.conv_kernel, n, begin, end,
+                       f32(op.in) + row * n, context_.cache->conv_state(op.state_layer, sequence),
+                       f32(op.out) + row * n);
+    }
+  });
+}
+
+void Runner::operator()(const DeltaNetOp& op) const {
+  const DeltaNetSpec& spec =
+      context_.program->state_layers[static_cast<size_t>(op.state_layer)].spec;
+  const int heads_per_key = spec.n_value_heads / spec.n_key_heads;
+  parallel_for(spec.n_value_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> workspace(static_cast<size_t>(2 * spec.key_dim));
+    for (int64_t head = begin; head < end; ++head) {
+      for (int64_t row = 0; row < n_rows(); ++row) {
+        const float* qkv = f32(op.qkv) + row * columns(op.qkv);
+        const float* q = qkv + head / heads_per_key * spec.key_dim;
+        const int64_t at = row * spec.n_value_heads + head;
+        const DeltaNetStep step{q,
+                                q + spec.key_columns(),
+                                qkv + 2 * spec.key_columns() + head * spec.value_dim,
+                                f32(op.a)[at],
+                                f32(op.b)[at],
+                                vector(op.decay)[static_cast<size_t>(head)],
+                                vector(op.step_bias)[static_cast<size_t>(head)]};
+        const int sequence = context_.rows[static_cast<size_t>(row)].sequence;
+        float* state = context_.cache->matrix_state(op.state_layer, sequence);
+        delta_net_step(spec, step, state + head * spec.value_dim * spec.key_dim,
+                       f32(op.out) + at * spec.value_dim, workspace.data());
+      }
+    }
+  });
+}
+
+void Runner::operator()(const GeGluOp& op) const {
+  parallel_for(n_rows() * columns(op.gate), kElementGrain, [&](int64_t begin, int64_t end) {
+    geglu(f32(op.gate) + begin, f32(op.up) + begin, end - begin, f32(op.out) + begin);
   });
 }
 

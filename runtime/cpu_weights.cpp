@@ -62,7 +62,18 @@ class Binder {
     bind_matrix(op.matrix);
     if (op.bias) bind_vector(*op.bias);
   }
-  void operator()(const RmsNormOp& op) const { bind_vector(op.weight); }
+  void operator()(const RmsNormOp& op) const {
+    if (op.weight >= 0) bind_vector(op.weight);
+  }
+  void operator()(const GatedNormOp& op) const { bind_vector(op.weight); }
+  void operator()(const ScaleOp& op) const {
+    if (op.vector >= 0) bind_vector(op.vector);
+  }
+  void operator()(const CausalConvOp& op) const { bind_vector(op.weight); }
+  void operator()(const DeltaNetOp& op) const {
+    bind_vector(op.decay);
+    bind_vector(op.step_bias);
+  }
   void operator()(const RopeOp& op) const {
     auto& slot = weights_.ropes[static_cast<size_t>(op.table)];
     if (slot && slot->n_positions >= max_positions_) return;

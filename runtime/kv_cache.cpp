@@ -1,5 +1,6 @@
 #include "runtime/kv_cache.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
@@ -35,12 +36,17 @@ std::optional<KvType> kv_type_from_name(std::string_view name) {
 uint64_t kv_type_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
 
 KvCache::KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
-                 int64_t capacity)
+                 int64_t capacity, const std::vector<StateLayerSpec>& states)
     : layers_(layers),
       type_(type),
       n_sequences_(n_sequences),
       capacity_(capacity),
-      lengths_(static_cast<size_t>(n_sequences), 0) {
+      lengths_(static_cast<size_t>(n_sequences), 0),
+      states_(states) {
+  for (const StateLayerSpec& state : states) {
+    const int64_t values = (state.conv_values() + state.matrix_values()) * n_sequences;
+    state_data_.emplace_back(static_cast<size_t>(values));
+  }
   data_.reserve(layers.size());
   for (const CacheLayerSpec& layer : layers) {
     const uint64_t bytes = layer_bytes(layer, type, n_sequences, capacity);
@@ -52,6 +58,32 @@ KvCache::KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_s
     }
     data_.emplace_back(data);
   }
+}
+
+void KvCache::reset(int sequence) {
+  set_length(sequence, 0);
+  for (size_t layer = 0; layer < states_.size(); ++layer) {
+    const int64_t values = states_[layer].conv_values() + states_[layer].matrix_values();
+    std::fill_n(state_data_[layer].begin() + sequence * values, values, 0.0f);
+  }
+}
+
+uint64_t KvCache::state_bytes(const std::vector<StateLayerSpec>& states, int n_sequences) {
+  uint64_t bytes = 0;
+  for (const StateLayerSpec& state : states) {
+    bytes += static_cast<uint64_t>(state.conv_values() + state.matrix_values()) * sizeof(float);
+  }
+  return checked_multiply(bytes, static_cast<uint64_t>(n_sequences), "recurrent state");
+}
+
+float* KvCache::conv_state(int layer, int sequence) {
+  const StateLayerSpec& state = states_[static_cast<size_t>(layer)];
+  const int64_t values = state.conv_values() + state.matrix_values();
+  return state_data_[static_cast<size_t>(layer)].data() + sequence * values;
+}
+
+float* KvCache::matrix_state(int layer, int sequence) {
+  return conv_state(layer, sequence) + states_[static_cast<size_t>(layer)].conv_values();
 }
 
 void KvCache::Free::operator()(std::byte* data) const { std::free(data); }

@@ -17,12 +17,13 @@ std::optional<KvType> kv_type_from_name(std::string_view name);
 /// Bytes of one element.
 uint64_t kv_type_bytes(KvType type);
 
-/// Keys and values of several sequences on the host. Per layer: K then V, each
-/// (n_sequences, n_kv_heads, capacity, head_dim). `capacity` positions per sequence; grows never.
+/// What several sequences carry from token to token, on the host. Per attention layer: K then V,
+/// each (n_sequences, n_kv_heads, capacity, head_dim); per Gated DeltaNet layer: the state of
+/// StateLayerSpec. `capacity` positions per sequence; grows never.
 class KvCache {
  public:
-  KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
-          int64_t capacity);
+  KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences, int64_t capacity,
+          const std::vector<StateLayerSpec>& states = {});
 
   /// Bytes that a cache of these sizes takes: what --dry-run prints.
   static uint64_t bytes(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
@@ -34,8 +35,16 @@ class KvCache {
   void set_length(int sequence, int64_t length) {
     lengths_[static_cast<size_t>(sequence)] = length;
   }
-  /// Forgets a sequence: length 0. Nothing of it is read again.
-  void reset(int sequence) { set_length(sequence, 0); }
+  /// Forgets a sequence: length 0, states 0. Nothing of it is read again.
+  void reset(int sequence);
+  /// Whether a sequence can only go forward: its states are those of its last token.
+  bool is_recurrent() const { return !states_.empty(); }
+
+  /// Bytes of the recurrent states of so many sequences.
+  static uint64_t state_bytes(const std::vector<StateLayerSpec>& states, int n_sequences);
+  /// (kernel − 1, channels), and (n_value_heads, value_dim, key_dim).
+  float* conv_state(int layer, int sequence);
+  float* matrix_state(int layer, int sequence);
 
   /// First element of the head's K (or V) rows; row stride is head_dim elements.
   std::byte* keys(int layer, int sequence, int kv_head);
@@ -49,6 +58,8 @@ class KvCache {
   int n_sequences_;
   int64_t capacity_;
   std::vector<int64_t> lengths_;
+  std::vector<StateLayerSpec> states_;
+  std::vector<std::vector<float>> state_data_;  // per layer, (n_sequences, conv + matrix values)
   struct Free {
     void operator()(std::byte* data) const;
   };

@@ -139,4 +139,13 @@ ASSAY_HD float softplus_canonical(float x) {
   return x > 20.0f ? x : log1p_canonical(exp_canonical(x));
 }
 
+/// 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))), every operation its own rounding.
+ASSAY_HD float gelu_tanh_canonical(float x) {
+  const float cube = (x * x) * x;
+  const float inner = 0x1.988454p-1f * (x + 0x1.6e4e26p-5f * cube);
+  return (0.5f * x) * (1.0f + tanh_canonical(inner));
+}
+/// c·tanh(x / c).
+ASSAY_HD float softcap_canonical(float x, float c) { return c * tanh_canonical(x / c); }
+
 }  // namespace assay

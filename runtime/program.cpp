@@ -16,6 +16,14 @@ Uses uses_of(const KvWriteOp& op) { return {{op.k, op.v}, {}}; }
 Uses uses_of(const AttentionOp& op) { return {{op.q}, {op.out}}; }
 Uses uses_of(const SwiGluOp& op) { return {{op.gate, op.up}, {op.out}}; }
 Uses uses_of(const AddOp& op) { return {{op.x, op.y}, {op.x}}; }
+Uses uses_of(const GatedNormOp& op) { return {{op.in, op.gate}, {op.out}}; }
+Uses uses_of(const ScaleOp& op) { return {{op.x}, {op.x}}; }
+Uses uses_of(const SoftcapOp& op) { return {{op.x}, {op.x}}; }
+Uses uses_of(const SplitGateOp& op) { return {{op.in}, {op.q, op.gate}}; }
+Uses uses_of(const SigmoidGateOp& op) { return {{op.x, op.gate}, {op.x}}; }
+Uses uses_of(const CausalConvOp& op) { return {{op.in}, {op.out}}; }
+Uses uses_of(const DeltaNetOp& op) { return {{op.qkv, op.a, op.b}, {op.out}}; }
+Uses uses_of(const GeGluOp& op) { return {{op.gate, op.up}, {op.out}}; }
 Uses uses_of(const SelectRowsOp& op) { return {{op.in}, {op.out}}; }
 
 Uses uses(const Op& op) {

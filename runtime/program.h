@@ -50,11 +50,60 @@ struct EmbedOp {
   Register out;
 };
 
-/// y = (x·r)·w, r = 1 / sqrt(mean(x²) + eps); ops/rms_norm.h.
+/// y = (x·r)·w, r = 1 / sqrt(mean(x²) + eps); ops/rms_norm.h. `out` may be `in`.
 struct RmsNormOp {
   Register in, out;
-  int weight = -1;  // vector
+  int weight = -1;  // vector of columns / n_heads; −1: y = x·r
   float eps = 0.0f;
+  int n_heads = 1;  // parts of a row that are normalised each for itself, with the same weights
+};
+
+/// y = ((x·r)·w)·silu(gate) per head; ops/rms_norm.h, ops/elementwise.h.
+struct GatedNormOp {
+  Register in, gate, out;
+  int weight = -1;
+  float eps = 0.0f;
+  int n_heads = 1;
+};
+
+/// In place: x = x·factor, or times the one element of a vector.
+struct ScaleOp {
+  Register x;
+  float factor = 1.0f;
+  int vector = -1;
+};
+
+/// In place: x = c·tanh(x / c).
+struct SoftcapOp {
+  Register x;
+  float cap = 0.0f;
+};
+
+/// Rows of (n_heads, 2, head_dim) into q and gate (n_heads, head_dim) each.
+struct SplitGateOp {
+  Register in, q, gate;
+  int n_heads = 0;
+  int head_dim = 0;
+};
+
+/// In place: x = x·sigmoid(gate).
+struct SigmoidGateOp {
+  Register x, gate;
+};
+
+/// y = silu(causal convolution) per channel, over this and the rows before it; ops/causal_conv.h.
+struct CausalConvOp {
+  Register in, out;
+  int weight = -1;  // vector (channels, kernel)
+  int state_layer = -1;
+};
+
+/// The recurrence of Gated DeltaNet; ops/delta_net.h.
+struct DeltaNetOp {
+  Register qkv, a, b, out;
+  int decay = -1;      // vector (n_value_heads): −exp(A_log)
+  int step_bias = -1;  // vector (n_value_heads)
+  int state_layer = -1;
 };
 
 /// fp32 -> block int16: the input of every linear; ops/block_int16.h. Linears that read the same
@@ -101,6 +150,11 @@ struct SwiGluOp {
   Register gate, up, out;
 };
 
+/// out = gelu_tanh(gate)·up.
+struct GeGluOp {
+  Register gate, up, out;
+};
+
 /// x += y.
 struct AddOp {
   Register x, y;
@@ -115,7 +169,8 @@ struct SelectRowsOp {
 /// overload of run_op per device: the compiler names what is missing.
 struct Op {
   std::variant<EmbedOp, RmsNormOp, QuantizeOp, LinearOp, RopeOp, KvWriteOp, AttentionOp, SwiGluOp,
-               AddOp, SelectRowsOp>
+               AddOp, SelectRowsOp, GatedNormOp, ScaleOp, SoftcapOp, SplitGateOp, SigmoidGateOp,
+               CausalConvOp, DeltaNetOp, GeGluOp>
       kind;
   std::string name;  // "layers.3.self_attn.q_proj"
   int layer = -1;    // −1: before the first or after the last layer
@@ -132,6 +187,16 @@ struct CacheLayerSpec {
   std::optional<int64_t> sliding_window;
 };
 
+/// What one Gated DeltaNet layer carries from token to token, fp32: the last kernel − 1 inputs of
+/// the convolution, oldest first, and one matrix (value_dim, key_dim) per value head.
+struct StateLayerSpec {
+  DeltaNetSpec spec;
+  int64_t conv_values() const { return (spec.conv_kernel - 1) * spec.conv_columns(); }
+  int64_t matrix_values() const {
+    return int64_t{spec.n_value_heads} * spec.key_dim * spec.value_dim;
+  }
+};
+
 /// Ops [begin, end) of one decoder layer.
 struct OpRange {
   int begin = 0;
@@ -145,6 +210,7 @@ struct Program {
   std::vector<VectorSlot> vectors;
   std::vector<RopeSpec> ropes;  // distinct ones
   std::vector<CacheLayerSpec> cache_layers;
+  std::vector<StateLayerSpec> state_layers;
   std::vector<Op> ops;
   std::vector<OpRange> layers;  // per decoder layer
   Register residual;            // fp32 (hidden_size): the stream between layers

@@ -8,23 +8,32 @@
 namespace assay {
 namespace {
 
+/// The last op in [begin, end) that writes the residual stream leaves the state there; nullptr if
+/// none does.
+const Op* last_writer(const Program& program, int begin, int end) {
+  for (int i = end - 1; i >= begin; --i) {
+    const Op& op = program.ops[static_cast<size_t>(i)];
+    const std::vector<Register> written = writes(op);
+    if (std::find(written.begin(), written.end(), program.residual) != written.end()) return &op;
+  }
+  return nullptr;
+}
+
 /// Which ops write the hidden states that have names, by the op's own name.
 std::map<std::string, std::string> names_by_op(const Program& program) {
   std::map<std::string, std::string> names;
   const Op* last_norm = nullptr;
   for (const Op& op : program.ops) {
-    if (std::holds_alternative<EmbedOp>(op.kind)) names[op.name] = "embeddings";
     if (op.layer < 0 && std::holds_alternative<RmsNormOp>(op.kind)) last_norm = &op;
   }
   if (last_norm != nullptr) names[last_norm->name] = "final_norm";
+  if (const Op* op = last_writer(program, 0, program.layers.front().begin)) {
+    names[op->name] = "embeddings";
+  }
   for (size_t layer = 0; layer < program.layers.size(); ++layer) {
-    // The last op of a layer that writes the residual stream leaves its output there.
-    for (int i = program.layers[layer].end - 1; i >= program.layers[layer].begin; --i) {
-      const Op& op = program.ops[static_cast<size_t>(i)];
-      const std::vector<Register> written = writes(op);
-      if (std::find(written.begin(), written.end(), program.residual) == written.end()) continue;
-      names[op.name] = fmt::format("layer.{}.output", layer);
-      break;
+    const OpRange& range = program.layers[layer];
+    if (const Op* op = last_writer(program, range.begin, range.end)) {
+      names[op->name] = fmt::format("layer.{}.output", layer);
     }
   }
   return names;

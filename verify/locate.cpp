@@ -22,6 +22,14 @@ std::string_view kind_name(const KvWriteOp&) { return "kv_write"; }
 std::string_view kind_name(const AttentionOp&) { return "attention"; }
 std::string_view kind_name(const SwiGluOp&) { return "swiglu"; }
 std::string_view kind_name(const AddOp&) { return "add"; }
+std::string_view kind_name(const GatedNormOp&) { return "gated_norm"; }
+std::string_view kind_name(const ScaleOp&) { return "scale"; }
+std::string_view kind_name(const SoftcapOp&) { return "softcap"; }
+std::string_view kind_name(const SplitGateOp&) { return "split_gate"; }
+std::string_view kind_name(const SigmoidGateOp&) { return "sigmoid_gate"; }
+std::string_view kind_name(const CausalConvOp&) { return "causal_conv"; }
+std::string_view kind_name(const DeltaNetOp&) { return "delta_net"; }
+std::string_view kind_name(const GeGluOp&) { return "geglu"; }
 std::string_view kind_name(const SelectRowsOp&) { return "select_rows"; }
 
 uint64_t hash_of(std::span<const float> values) {

@@ -141,7 +141,7 @@ TensorComparison compare_entry(const Checkpoint& a, const Checkpoint& b, const T
   };
   if (!exists(a) || !exists(b)) {
     tensor.fault = fmt::format("only in {}", exists(a) ? "A" : "B");
-  } else if (entry.shape.size() == 2) {
+  } else if (entry.is_matrix()) {
     compare_matrix_entry(a, b, tensor);
   } else {
     compare_vector_entry(a, b, tensor);
@@ -189,6 +189,11 @@ void compare_ropes(const std::string& where, const RopeSpec& a, const RopeSpec& 
 
 void compare_layers(const std::string& where, const LayerSpec& a, const LayerSpec& b,
                     std::vector<std::string>& differences) {
+  if (a.delta_net || b.delta_net) {
+    compare_field(where + "Gated DeltaNet", a.delta_net.has_value(), b.delta_net.has_value(),
+                  differences);
+    return;
+  }
   compare_field(where + "attention heads", a.attention.n_heads, b.attention.n_heads, differences);
   compare_field(where + "key and value heads", a.attention.n_kv_heads, b.attention.n_kv_heads,
                 differences);

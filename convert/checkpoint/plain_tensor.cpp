@@ -6,9 +6,10 @@ namespace assay {
 
 PlainTensor::PlainTensor(std::string name, const WeightFormat& format, const Shape& shape,
                          std::span<const std::byte> bytes, std::vector<int64_t> row_order) {
-  ASSAY_CHECK(shape.size() == 1 || shape.size() == 2);
+  ASSAY_CHECK(!shape.empty());
   matrix_.view.format = &format;
-  matrix_.view.rows = shape.size() == 2 ? shape[0] : 1;
+  matrix_.view.rows = 1;
+  for (size_t i = 0; i + 1 < shape.size(); ++i) matrix_.view.rows *= shape[i];
   matrix_.view.columns = shape.back();
   matrix_.view.group_size = format.fixed_group();
   matrix_.view.data = bytes;

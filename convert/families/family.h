@@ -34,6 +34,20 @@ enum class Role : uint8_t {
   kGateBias,
   kUpBias,
   kDownBias,
+  kQNorm,
+  kKNorm,
+  kAttentionOutputNorm,  // behind attention, before the residual sum
+  kMlpOutputNorm,        // behind the MLP, before the residual sum
+  kOutputScale,
+  kDeltaQkvProj,
+  kDeltaZProj,
+  kDeltaAProj,
+  kDeltaBProj,
+  kDeltaConv,
+  kDeltaDecay,  // runtime: −exp(A_log)
+  kDeltaStepBias,
+  kDeltaNorm,
+  kDeltaOutProj,
 };
 std::string_view role_name(Role role);  // "q_proj"
 
@@ -42,6 +56,8 @@ enum class GgufTransform : uint8_t {
   kNone,
   kInterleaveRope,  // rows of each head from half-split to interleaved order (architectures.md
                     // §2.4)
+  kAddOne,          // values w become fp32(1 + w), which is what the norm multiplies with
+  kNegativeExp,     // values x become −exp(x), fp32
 };
 
 /// One tensor that a model of this spec has. Listed once; every reader and writer uses this row.
@@ -54,9 +70,17 @@ struct TensorEntry {
   GgufTransform gguf_transform = GgufTransform::kNone;
   int n_heads = 0;           // for kInterleaveRope
   bool quantizable = false;  // a linear that quantize may replace
+  /// Rows times columns; else a vector, or the taps of a convolution.
+  bool is_matrix() const { return shape.size() == 2; }
   /// "…self_attn.q_proj": hf_name without ".weight"
   std::string module_name() const;
 };
+
+/// Shape in GGUF: without dimensions of 1 between others.
+Shape gguf_shape(const TensorEntry& entry);
+/// Values as the ops use them, from those of the Hugging Face tensor: 1 + w, −exp(x) (fp64 function
+/// of math64.h, rounded once, so that a file and a folder hold the same number), or unchanged.
+void apply_transform(GgufTransform transform, std::span<float> values);
 
 /// For each row of the tensor in GGUF the row of the Hugging Face tensor that it holds; empty where
 /// the order is the same. Row 2i + j of a head is row j·(head_dim/2) + i (architectures.md §2.4).

@@ -2,12 +2,18 @@
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/math64.h"
 #include "convert/families/family.h"
 
 namespace assay {
 
 // The list of families, one row each: k<Name>Family is defined in <name>.cpp.
-#define ASSAY_FAMILIES(ROW) ROW(kLlamaFamily)
+#define ASSAY_FAMILIES(ROW) \
+  ROW(kLlamaFamily)         \
+  ROW(kQwen2Family)         \
+  ROW(kQwen3Family)         \
+  ROW(kGemma4Family)        \
+  ROW(kQwen35Family)
 
 #define ASSAY_DECLARE_FAMILY(name) extern const Family name;
 ASSAY_FAMILIES(ASSAY_DECLARE_FAMILY)
@@ -65,7 +71,7 @@ const Family& find_family(std::string_view name) {
 }
 
 std::vector<int64_t> huggingface_rows_of_gguf(const TensorEntry& entry) {
-  if (entry.gguf_transform == GgufTransform::kNone) return {};
+  if (entry.gguf_transform != GgufTransform::kInterleaveRope) return {};
   const int64_t n_rows = entry.shape[0];
   const int64_t head_dim = n_rows / entry.n_heads;
   std::vector<int64_t> rows(static_cast<size_t>(n_rows));
@@ -76,6 +82,24 @@ std::vector<int64_t> huggingface_rows_of_gguf(const TensorEntry& entry) {
     rows[static_cast<size_t>(r)] = head * head_dim + half * (head_dim / 2) + pair;
   }
   return rows;
+}
+
+Shape gguf_shape(const TensorEntry& entry) {
+  if (entry.shape.size() < 3) return entry.shape;
+  Shape shape;
+  for (const int64_t n : entry.shape) {
+    if (n != 1) shape.push_back(n);
+  }
+  return shape;
+}
+
+void apply_transform(GgufTransform transform, std::span<float> values) {
+  if (transform == GgufTransform::kAddOne) {
+    for (float& value : values) value = 1.0f + value;
+  }
+  if (transform == GgufTransform::kNegativeExp) {
+    for (float& value : values) value = -static_cast<float>(exp64(static_cast<double>(value)));
+  }
 }
 
 std::string TensorEntry::module_name() const {
@@ -128,6 +152,34 @@ std::string_view role_name(Role role) {
       return "up_bias";
     case Role::kDownBias:
       return "down_bias";
+    case Role::kQNorm:
+      return "q_norm";
+    case Role::kKNorm:
+      return "k_norm";
+    case Role::kAttentionOutputNorm:
+      return "attention_output_norm";
+    case Role::kMlpOutputNorm:
+      return "mlp_output_norm";
+    case Role::kOutputScale:
+      return "output_scale";
+    case Role::kDeltaQkvProj:
+      return "delta_qkv_proj";
+    case Role::kDeltaZProj:
+      return "delta_z_proj";
+    case Role::kDeltaAProj:
+      return "delta_a_proj";
+    case Role::kDeltaBProj:
+      return "delta_b_proj";
+    case Role::kDeltaConv:
+      return "delta_conv";
+    case Role::kDeltaDecay:
+      return "delta_decay";
+    case Role::kDeltaStepBias:
+      return "delta_step_bias";
+    case Role::kDeltaNorm:
+      return "delta_norm";
+    case Role::kDeltaOutProj:
+      return "delta_out_proj";
   }
   return "unknown";
 }

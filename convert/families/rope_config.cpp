@@ -79,21 +79,12 @@ void read_yarn(const ConfigReader& config, const ConfigReader& scaling, int64_t 
 
 double default_yarn_attention_factor(double factor) { return yarn_mscale(factor, 1.0); }
 
-RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t context_length) {
-  RopeSpec rope;
-  rope.rotary_dims = rotary_dims;
-  rope.theta = config.number_or("rope_theta", 1e-6, kMaxTheta, 10000.0);
-  if (config.number_or("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
-    throw UnsupportedError(config.source() + ": partial_rotary_factor is not supported here");
-  }
-  std::string name;
-  const Json* found = scaling_of(config, name);
-  if (found == nullptr) return rope;
-  const ConfigReader scaling(*found, config.source() + ": " + name);
+namespace {
+
+/// Kind and parameters of one dictionary; `rope` has the values where it says nothing.
+RopeSpec read_scaling(const ConfigReader& config, const ConfigReader& scaling,
+                      int64_t context_length, RopeSpec rope) {
   rope.theta = scaling.number_or("rope_theta", 1e-6, kMaxTheta, rope.theta);
-  if (scaling.number_or("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0) {
-    throw UnsupportedError(scaling.source() + ": partial_rotary_factor is not supported here");
-  }
   const std::string type =
       scaling.has("rope_type") ? scaling.text("rope_type") : scaling.text_or("type", "default");
   if (type == "default") {
@@ -110,6 +101,65 @@ RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t c
         fmt::format("{}: rope type \"{}\" is not supported; default, linear, llama3 and yarn are",
                     scaling.source(), type));
   }
+  return rope;
+}
+
+int rotary_dims_of(const ConfigReader& reader, int head_dim, double partial) {
+  const int dims = static_cast<int>(head_dim * partial);
+  if (dims < 2 || dims % 2 != 0) {
+    reader.fail("partial_rotary_factor",
+                fmt::format("a share of the {} values of a head that is even", head_dim));
+  }
+  return dims;
+}
+
+}  // namespace
+
+RopeSpec read_partial_rope_config(const ConfigReader& config, int head_dim, int64_t context_length,
+                                  double default_partial) {
+  RopeSpec rope;
+  rope.theta = config.number_or("rope_theta", 1e-6, kMaxTheta, 10000.0);
+  double partial = config.number_or("partial_rotary_factor", 0.0, 1.0, default_partial);
+  std::string name;
+  const Json* found = scaling_of(config, name);
+  if (found == nullptr) {
+    rope.rotary_dims = rotary_dims_of(config, head_dim, partial);
+    return rope;
+  }
+  const ConfigReader scaling(*found, config.source() + ": " + name);
+  partial = scaling.number_or("partial_rotary_factor", 0.0, 1.0, partial);
+  rope.rotary_dims = rotary_dims_of(scaling, head_dim, partial);
+  return read_scaling(config, scaling, context_length, rope);
+}
+
+RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t context_length) {
+  const RopeSpec rope = read_partial_rope_config(config, rotary_dims, context_length, 1.0);
+  if (rope.rotary_dims != rotary_dims) {
+    throw UnsupportedError(config.source() + ": partial_rotary_factor is not supported here");
+  }
+  return rope;
+}
+
+RopeSpec read_layer_rope_config(const ConfigReader& config, std::string_view layer_type,
+                                int head_dim, int64_t context_length,
+                                const LayerRopeDefaults& defaults) {
+  RopeSpec rope;
+  rope.rotary_dims = head_dim;
+  rope.theta = defaults.theta;
+  const Json nothing = Json::object();
+  const Json* all = config.find("rope_parameters");
+  const ConfigReader types(all == nullptr ? nothing : *all, config.source() + ": rope_parameters");
+  const Json* own = types.find(layer_type);
+  const ConfigReader scaling(own == nullptr ? nothing : *own,
+                             types.source() + ": " + std::string(layer_type));
+  const std::string type =
+      scaling.text_or("rope_type", defaults.proportional ? "proportional" : "default");
+  if (type != "proportional") return read_scaling(config, scaling, context_length, rope);
+  rope.kind = RopeSpec::Kind::kProportional;
+  rope.theta = scaling.number_or("rope_theta", 1e-6, kMaxTheta, rope.theta);
+  rope.factor = scaling.number_or("factor", 1e-6, kMaxFactor, 1.0);
+  const double partial = scaling.number_or("partial_rotary_factor", 0.0, 1.0, defaults.partial);
+  rope.n_rotated_pairs = static_cast<int>(head_dim * partial) / 2;
   return rope;
 }
 

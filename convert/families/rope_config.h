@@ -15,6 +15,23 @@ namespace assay {
 /// an UnsupportedError that names it. Source: architectures.md §1.3.
 RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t context_length);
 
+/// The same for models that rotate only the first int(head_dim·partial_rotary_factor) dims.
+RopeSpec read_partial_rope_config(const ConfigReader& config, int head_dim, int64_t context_length,
+                                  double default_partial);
+
+/// What a layer type has where the config does not say it.
+struct LayerRopeDefaults {
+  double theta = 10000.0;
+  double partial = 1.0;
+  bool proportional = false;
+};
+
+/// Gemma: `rope_parameters` has one dictionary per layer type. Kinds default, linear and
+/// proportional (architectures.md §1.3).
+RopeSpec read_layer_rope_config(const ConfigReader& config, std::string_view layer_type,
+                                int head_dim, int64_t context_length,
+                                const LayerRopeDefaults& defaults);
+
 /// attention factor of yarn where the config does not set it: 1 for factor ≤ 1, else
 /// 0.1·ln(factor) + 1.
 double default_yarn_attention_factor(double factor);

@@ -12,7 +12,7 @@ float lane_dot(const float* a, const float* b, int64_t n);
 float lane_sum(const float* a, int64_t n);
 
 /// y = (x·r)·w with r = 1 / sqrt(Σx²·fp32(1/n) + eps), two roundings per element. x, y (rows, n);
-/// w (n).
+/// w (n), or null for y = x·r, one rounding. `y` may be `x`.
 void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int64_t n, float* y);
 
 // The same, one value at a time: the oracles of the tests.

@@ -53,7 +53,10 @@ void rms_norm_reference(const float* x, const float* weight, float eps, int64_t 
     float* out = y + row * n;
     const float mean = lane_dot_reference(in, in, n) * one_over_n;
     const float r = 1.0f / std::sqrt(mean + eps);
-    for (int64_t i = 0; i < n; ++i) out[i] = (in[i] * r) * weight[i];
+    for (int64_t i = 0; i < n; ++i) {
+      const float scaled = in[i] * r;
+      out[i] = weight == nullptr ? scaled : scaled * weight[i];
+    }
   }
 }
 
@@ -69,7 +72,12 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t rows, int6
   for (int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * n;
     const float mean = kernels.lane_dot(in, in, n) * one_over_n;
-    kernels.scale_by_weight(in, 1.0f / std::sqrt(mean + eps), weight, n, y + row * n);
+    const float r = 1.0f / std::sqrt(mean + eps);
+    if (weight == nullptr) {
+      kernels.scale(in, r, n, y + row * n);
+    } else {
+      kernels.scale_by_weight(in, r, weight, n, y + row * n);
+    }
   }
 }
 

@@ -82,6 +82,12 @@ std::vector<float> scaled_inv_freq(const RopeSpec& spec) {
     case RopeSpec::Kind::kYarn:
       scale_yarn(spec, inv);
       break;
+    case RopeSpec::Kind::kProportional:
+      for (size_t i = 0; i < inv.size(); ++i) {
+        const bool rotated = i < static_cast<size_t>(spec.n_rotated_pairs);
+        inv[i] = rotated ? inv[i] / static_cast<float>(spec.factor) : 0.0f;
+      }
+      break;
   }
   return inv;
 }

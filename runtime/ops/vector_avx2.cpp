@@ -43,6 +43,7 @@ struct Avx2 {
   static ASSAY_INLINE I bits(F x) { return _mm256_castps_si256(x); }
   static ASSAY_INLINE F from_bits(I x) { return _mm256_castsi256_ps(x); }
   static ASSAY_INLINE I and_bits(I a, I b) { return _mm256_and_si256(a, b); }
+  static ASSAY_INLINE I or_bits(I a, I b) { return _mm256_or_si256(a, b); }
   static ASSAY_INLINE I max_int(I a, I b) { return _mm256_max_epi32(a, b); }
   static ASSAY_INLINE int32_t largest_int(I x) {
     __m128i m = _mm_max_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));

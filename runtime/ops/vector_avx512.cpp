@@ -42,6 +42,7 @@ struct Avx512 {
   static ASSAY_INLINE I bits(F x) { return _mm512_castps_si512(x); }
   static ASSAY_INLINE F from_bits(I x) { return _mm512_castsi512_ps(x); }
   static ASSAY_INLINE I and_bits(I a, I b) { return _mm512_and_si512(a, b); }
+  static ASSAY_INLINE I or_bits(I a, I b) { return _mm512_or_si512(a, b); }
   static ASSAY_INLINE I max_int(I a, I b) { return _mm512_max_epi32(a, b); }
   static ASSAY_INLINE int32_t largest_int(I x) { return _mm512_reduce_max_epi32(x); }
   static ASSAY_INLINE float largest(F x) { return _mm512_reduce_max_ps(x); }

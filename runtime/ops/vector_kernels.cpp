@@ -30,6 +30,14 @@ float lane_sum_exp_scalar(const float* x, int64_t n, float max) {
   return lane_sum_reference(terms.data(), n);
 }
 
+void scale_scalar(const float* x, float factor, int64_t n, float* y) {
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * factor;
+}
+
+void multiply_add_scalar(float* x, const float* a, float b, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = fused(a[i], b, x[i]);
+}
+
 void add_scalar(float* x, const float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) x[i] = x[i] + y[i];
 }
@@ -82,6 +90,12 @@ constexpr VectorKernels kScalarKernels = {&lane_dot_reference,
                                           &largest_scalar,
                                           &exp_scalar,
                                           &swiglu_reference,
+                                          &geglu_reference,
+                                          &softcap_reference,
+                                          &silu_reference,
+                                          &sigmoid_gate_reference,
+                                          &scale_scalar,
+                                          &multiply_add_scalar,
                                           &add_scalar,
                                           &scale_by_weight_scalar,
                                           &rotate_scalar,

@@ -43,6 +43,14 @@ struct VectorKernels {
   float (*largest)(const float* x, int64_t n);  // n > 0, no NaN
   void (*exp)(const float* x, int64_t n, float* out);
   void (*swiglu)(const float* gate, const float* up, int64_t n, float* out);
+  void (*geglu)(const float* gate, const float* up, int64_t n, float* out);
+  void (*softcap)(float* x, float c, int64_t n);
+  void (*silu)(float* x, int64_t n);
+  void (*sigmoid_gate)(float* x, const float* gate, int64_t n);
+  /// y = x·factor.
+  void (*scale)(const float* x, float factor, int64_t n, float* y);
+  /// x = fma(a, b, x).
+  void (*multiply_add)(float* x, const float* a, float b, int64_t n);
   void (*add)(float* x, const float* y, int64_t n);
   /// y = (x·r)·w.
   void (*scale_by_weight)(const float* x, float r, const float* weight, int64_t n, float* y);

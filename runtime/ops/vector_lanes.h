@@ -52,6 +52,26 @@ ASSAY_INLINE typename V::F exp_lanes(typename V::F x) {
   return V::select(V::is_nan(x), x, y);
 }
 
+/// Hyperbolic tangent as tanh_canonical of math.h.
+template <class V>
+ASSAY_INLINE typename V::F tanh_lanes(typename V::F x) {
+  using F = typename V::F;
+  const typename V::I magnitude = V::set_int(kMagnitude);
+  const F a = V::from_bits(V::and_bits(V::bits(x), magnitude));
+  const F z = V::mul(x, x);
+  F p = V::set(-0x1.75e1d0p-8f);
+  p = V::fma(p, z, V::set(0x1.52269cp-6f));
+  p = V::fma(p, z, V::set(-0x1.b83c5ap-5f));
+  p = V::fma(p, z, V::set(0x1.110726p-3f));
+  p = V::fma(p, z, V::set(-0x1.555532p-2f));
+  const F small = V::fma(V::mul(x, z), p, x);
+  const F s = exp_lanes<V>(V::add(a, a));
+  const F y = V::sub(V::set(1.0f), V::div(V::set(2.0f), V::add(s, V::set(1.0f))));
+  const typename V::I sign = V::and_bits(V::bits(x), V::set_int(INT32_MIN));
+  const F large = V::from_bits(V::or_bits(V::and_bits(V::bits(y), magnitude), sign));
+  return V::select(V::less(a, V::set(0.625f)), small, large);
+}
+
 // --- lane sums ---
 
 /// Lanes 0 … 31 as vectors.
@@ -163,6 +183,58 @@ void swiglu_of(const float* gate, const float* up, int64_t n, float* out) {
     const F g = V::load_first(gate + i, mask);
     const F e = exp_lanes<V>(V::negate(g));
     return V::mul(V::div(g, V::add(V::set(1.0f), e)), V::load_first(up + i, mask));
+  });
+}
+
+template <class V>
+void geglu_of(const float* gate, const float* up, int64_t n, float* out) {
+  using F = typename V::F;
+  for_each_vector<V>(n, out, [=](int64_t i, typename V::M mask) {
+    const F x = V::load_first(gate + i, mask);
+    const F cube = V::mul(V::mul(x, x), x);
+    const F inner = V::mul(V::set(0x1.988454p-1f), V::add(x, V::mul(V::set(0x1.6e4e26p-5f), cube)));
+    const F gelu = V::mul(V::mul(V::set(0.5f), x), V::add(V::set(1.0f), tanh_lanes<V>(inner)));
+    return V::mul(gelu, V::load_first(up + i, mask));
+  });
+}
+
+template <class V>
+void softcap_of(float* x, float c, int64_t n) {
+  for_each_vector<V>(n, x, [=](int64_t i, typename V::M mask) {
+    return V::mul(V::set(c), tanh_lanes<V>(V::div(V::load_first(x + i, mask), V::set(c))));
+  });
+}
+
+template <class V>
+void silu_of(float* x, int64_t n) {
+  using F = typename V::F;
+  for_each_vector<V>(n, x, [=](int64_t i, typename V::M mask) {
+    const F value = V::load_first(x + i, mask);
+    return V::div(value, V::add(V::set(1.0f), exp_lanes<V>(V::negate(value))));
+  });
+}
+
+template <class V>
+void sigmoid_gate_of(float* x, const float* gate, int64_t n) {
+  using F = typename V::F;
+  for_each_vector<V>(n, x, [=](int64_t i, typename V::M mask) {
+    const F e = exp_lanes<V>(V::negate(V::load_first(gate + i, mask)));
+    const F sigmoid = V::div(V::set(1.0f), V::add(V::set(1.0f), e));
+    return V::mul(V::load_first(x + i, mask), sigmoid);
+  });
+}
+
+template <class V>
+void scale_of(const float* x, float factor, int64_t n, float* y) {
+  for_each_vector<V>(n, y, [=](int64_t i, typename V::M mask) {
+    return V::mul(V::load_first(x + i, mask), V::set(factor));
+  });
+}
+
+template <class V>
+void multiply_add_of(float* x, const float* a, float b, int64_t n) {
+  for_each_vector<V>(n, x, [=](int64_t i, typename V::M mask) {
+    return V::fma(V::load_first(a + i, mask), V::set(b), V::load_first(x + i, mask));
   });
 }
 
@@ -602,6 +674,12 @@ constexpr VectorKernels kernels_of() {
           &largest_of<V>,
           &exp_of<V>,
           &swiglu_of<V>,
+          &geglu_of<V>,
+          &softcap_of<V>,
+          &silu_of<V>,
+          &sigmoid_gate_of<V>,
+          &scale_of<V>,
+          &multiply_add_of<V>,
           &add_of<V>,
           &scale_by_weight_of<V>,
           &rotate_of<V>,

@@ -47,6 +47,8 @@ double exact_inv_freq(const RopeSpec& spec, int i) {
       return inv;
     case RopeSpec::Kind::kLinear:
       return inv / spec.factor;
+    case RopeSpec::Kind::kProportional:
+      return i < spec.n_rotated_pairs ? inv / spec.factor : 0.0;
     case RopeSpec::Kind::kLlama3: {
       const double wavelength = two_pi / inv;
       if (wavelength > L / spec.low_freq_factor) return inv / spec.factor;
@@ -79,8 +81,11 @@ std::vector<RopeSpec> all_kinds() {
   linear.factor = 2.5;
   RopeSpec smooth_yarn = yarn();
   smooth_yarn.truncate = false;
-  return {plain(64, 10000.0), plain(2, 500000.0), linear, llama3(512), llama3(8192), yarn(),
-          smooth_yarn};
+  RopeSpec proportional = plain(256, 1e6);
+  proportional.kind = RopeSpec::Kind::kProportional;
+  proportional.n_rotated_pairs = 32;
+  return {plain(64, 10000.0), plain(2, 500000.0), proportional, linear,
+          llama3(512),        llama3(8192),       yarn(),       smooth_yarn};
 }
 
 TEST(RopeTable, InverseFrequenciesFollowTheFormulaOfEveryKind) {

@@ -102,6 +102,47 @@ TEST_P(VectorKernelsOn, RmsNormEqualsReference) {
   }
 }
 
+/// Numbers of all magnitudes around the branches of the functions.
+std::vector<float> function_arguments(size_t n, uint64_t seed) {
+  std::vector<float> x = Random(seed).reals(n, 4.0f);
+  for (size_t i = 0; i < n; i += 7) x[i] = std::ldexp(x[i], static_cast<int>(i % 60) - 40);
+  if (n > 3) x[3] = -0.0f;
+  if (n > 5) x[5] = 0.625f;
+  return x;
+}
+
+TEST_P(VectorKernelsOn, ActivationsAndGatesEqualReference) {
+  for (const int64_t n : awkward_sizes()) {
+    const auto size = static_cast<size_t>(n);
+    const std::vector<float> x = function_arguments(size, 11);
+    const std::vector<float> y = spread_numbers(size, 12);
+    std::vector<float> actual(size), expected(size);
+
+    geglu(x.data(), y.data(), n, actual.data());
+    geglu_reference(x.data(), y.data(), n, expected.data());
+    EXPECT_TRUE(bits_equal(actual, expected)) << "geglu " << n;
+
+    actual = expected = x;
+    softcap(actual.data(), 3.0f, n);
+    softcap_reference(expected.data(), 3.0f, n);
+    EXPECT_TRUE(bits_equal(actual, expected)) << "softcap " << n;
+
+    actual = expected = x;
+    vector_kernels().silu(actual.data(), n);
+    silu_reference(expected.data(), n);
+    EXPECT_TRUE(bits_equal(actual, expected)) << "silu " << n;
+
+    actual = expected = y;
+    sigmoid_gate(actual.data(), x.data(), n);
+    sigmoid_gate_reference(expected.data(), x.data(), n);
+    EXPECT_TRUE(bits_equal(actual, expected)) << "sigmoid_gate " << n;
+
+    rms_norm(x.data(), nullptr, 1e-6f, 1, n, actual.data());
+    rms_norm_reference(x.data(), nullptr, 1e-6f, 1, n, expected.data());
+    EXPECT_TRUE(bits_equal(actual, expected)) << "rms_norm without weights " << n;
+  }
+}
+
 TEST_P(VectorKernelsOn, ExpEqualsScalarOnASampleOfAllFloats) {
   constexpr uint64_t kStep = 4099;  // a prime: all signs, exponents and mantissa ends occur
   std::vector<float> x, expected;

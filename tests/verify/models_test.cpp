@@ -349,14 +349,24 @@ TEST_F(Models, AreFoundDifferentFromABundleOfAnotherKvType) {
   EXPECT_EQ(result.exit_code, 1);
 }
 
-TEST_F(Models, AgreeWithTheResultsOfAnotherProgram) {
-  ASSAY_SHARED_OR_SKIP(bundle, "references/llama-tiny");
+class SharedModels : public Models, public testing::WithParamInterface<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Tiny, SharedModels,
+                         testing::Values("llama-tiny", "gemma4-tiny", "qwen3_5-tiny"),
+                         [](const auto& model) {
+                           std::string name = model.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(SharedModels, AgreeWithTheResultsOfAnotherProgram) {
+  ASSAY_SHARED_OR_SKIP(bundle, std::string("references/") + GetParam());
+  ASSAY_SHARED_OR_SKIP(model, std::string("models/") + GetParam());
   EquivalenceOptions options;
   options.kv_type = KvType::kF32;
   options.tokens.n_windows = 2;
 
-  const EquivalenceReport report =
-      compare(bundle, test::source_path("tests/data/llama-tiny"), options);
+  const EquivalenceReport report = compare(bundle, model, options);
 
   EXPECT_TRUE(report.equal()) << to_text(report);
   EXPECT_EQ(find(report, "greedy").data.at("n_equal").as_integer(), 8);

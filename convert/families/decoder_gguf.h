@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "convert/gguf.h"
+#include "convert/model_spec.h"
+
+namespace assay {
+
+// The keys that GGUF files of every decoder family share: "<architecture>.block_count" and so on
+// (architectures.md §8.1).
+
+/// Reads integer keys of one architecture with their bounds.
+class GgufIntegers {
+ public:
+  /// `file` must outlive the object.
+  GgufIntegers(const GgufFile& file, std::string architecture)
+      : file_(file), prefix_(std::move(architecture) + ".") {}
+
+  /// "<architecture>.<name>" in [minimum, maximum]. Throws FormatError if missing or outside.
+  int64_t read(const std::string& name, int64_t minimum, int64_t maximum) const;
+  std::optional<int64_t> find(const std::string& name, int64_t minimum, int64_t maximum) const;
+  /// The same for a key given in full.
+  std::optional<int64_t> find_key(const std::string& key, int64_t minimum, int64_t maximum) const;
+  const GgufFile& file() const { return file_; }
+  const std::string& prefix() const { return prefix_; }
+
+ private:
+  const GgufFile& file_;
+  std::string prefix_;
+};
+
+/// family, sizes, eps, tied head, special ids; layers stay empty.
+ModelSpec read_decoder_sizes_gguf(const GgufIntegers& integers, const std::string& family);
+/// block_count.
+int64_t read_layer_count_gguf(const GgufIntegers& integers);
+/// head_count, head_count_kv, key_length; value_length must equal it. Scale 1/sqrt(head_dim).
+AttentionSpec read_heads_gguf(const GgufIntegers& integers, int64_t hidden_size);
+/// A number in [minimum, maximum], or the fallback.
+double read_number_gguf(const GgufIntegers& integers, const std::string& name, double minimum,
+                        double maximum, double fallback);
+/// Throws UnsupportedError for a key that is there and not 0.
+void refuse_keys_gguf(const GgufIntegers& integers, std::initializer_list<const char*> names);
+
+/// Sets "<architecture>.<name>".
+class GgufKeys {
+ public:
+  GgufKeys(std::string architecture, GgufMetadata& metadata)
+      : prefix_(std::move(architecture) + "."), metadata_(metadata) {}
+  void count(const std::string& name, int64_t value) {
+    metadata_.set(prefix_ + name, static_cast<uint32_t>(value));
+  }
+  void number(const std::string& name, double value) {
+    metadata_.set(prefix_ + name, static_cast<float>(value));
+  }
+  GgufMetadata& metadata() { return metadata_; }
+
+ private:
+  std::string prefix_;
+  GgufMetadata& metadata_;
+};
+
+/// Metadata of a dense decoder whose layers are alike, rotated in halves (NEOX).
+void write_dense_gguf(const ModelSpec& spec, std::string_view architecture, uint32_t file_type,
+                      GgufMetadata& metadata);
+/// And back; biases and norms of q and k are the family's to add.
+ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& family);
+/// Family::gguf_warning of architectures without a key for the sliding window.
+std::string gguf_window_warning(const ModelSpec& spec);
+
+}  // namespace assay

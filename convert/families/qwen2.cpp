@@ -1,0 +1,81 @@
+// Qwen2 and Qwen2.5, dense: architectures.md §3.
+#include <fmt/format.h>
+
+#include "convert/core/error.h"
+#include "convert/families/bounds.h"
+#include "convert/families/decoder_config.h"
+#include "convert/families/decoder_gguf.h"
+#include "convert/families/family.h"
+#include "convert/families/rope_config.h"
+#include "convert/families/tensor_table.h"
+
+namespace assay {
+namespace {
+
+constexpr std::string_view kModelTypes[] = {"qwen2"};
+constexpr std::string_view kArchitecture = "qwen2";
+constexpr DecoderDefaults kDefaults{.n_kv_heads = 32, .context_length = 32768};
+
+ModelSpec read_config(const Json& json, const Json& generation_json) {
+  const ConfigReader config(json, "config.json");
+  require_activation(config, "hidden_act", {"silu", "swish"});
+  ModelSpec spec = read_decoder_sizes(config, "qwen2", kDefaults);
+  LayerSpec layer;
+  layer.attention = read_heads(config, spec.hidden_size, kDefaults);
+  layer.attention.qkv_bias = true;
+  layer.attention.rope = read_rope_config(config, layer.attention.head_dim, spec.context_length);
+  layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
+  const int64_t n_layers = read_layer_count(config);
+  spec.layers.assign(static_cast<size_t>(n_layers), layer);
+  read_qwen_windows(config, spec);
+  read_special_ids(config, generation_json, spec);
+  return spec;
+}
+
+std::vector<TensorEntry> tensors(const ModelSpec& spec) {
+  TensorTable table(spec);
+  table.add_embedding();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    table.begin_layer(static_cast<int>(i));
+    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", spec.hidden_size);
+    table.add_attention(spec.layers[i].attention);
+    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "ffn_norm", spec.hidden_size);
+    table.add_mlp(spec.layers[i].mlp);
+  }
+  table.add_output();
+  return table.take();
+}
+
+bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
+
+void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
+                         GgufMetadata& metadata) {
+  write_dense_gguf(spec, kArchitecture, file_type, metadata);
+}
+
+std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec&) { return {}; }
+
+ModelSpec read_gguf(const GgufFile& file) {
+  const GgufIntegers integers(file, std::string(kArchitecture));
+  ModelSpec spec = read_dense_gguf(integers, "qwen2");
+  for (LayerSpec& layer : spec.layers) layer.attention.qkv_bias = true;
+  return spec;
+}
+
+}  // namespace
+
+extern const Family kQwen2Family;
+const Family kQwen2Family = {
+    .name = "qwen2",
+    .model_types = kModelTypes,
+    .gguf_architecture = kArchitecture,
+    .read_config = read_config,
+    .read_gguf = read_gguf,
+    .tensors = tensors,
+    .write_gguf_metadata = write_gguf_metadata,
+    .gguf_extra_tensors = gguf_extra_tensors,
+    .gguf_warning = gguf_window_warning,
+    .ignores_tensor = ignores_tensor,
+};
+
+}  // namespace assay

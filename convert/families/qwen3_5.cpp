@@ -1,0 +1,147 @@
+// Qwen3.5, 3.6 and 3.8 dense hybrids of Gated DeltaNet and gated attention: architectures.md §7.
+#include <fmt/format.h>
+
+#include "convert/core/error.h"
+#include "convert/families/bounds.h"
+#include "convert/families/decoder_config.h"
+#include "convert/families/decoder_gguf.h"
+#include "convert/families/family.h"
+#include "convert/families/rope_config.h"
+#include "convert/families/tensor_table.h"
+
+namespace assay {
+namespace {
+
+constexpr std::string_view kModelTypes[] = {"qwen3_5_text"};
+constexpr std::string_view kArchitecture = "qwen35";
+constexpr std::string_view kFull = "full_attention";
+constexpr std::string_view kLinear = "linear_attention";
+constexpr int64_t kMaxKernel = 64;
+constexpr DecoderDefaults kDefaults{.n_kv_heads = 4, .head_dim = 256, .context_length = 32768};
+
+std::vector<std::string> layer_types_of(const ConfigReader& config, int64_t n_layers) {
+  std::vector<std::string> types = read_layer_types(config, n_layers, {kFull, kLinear});
+  if (!types.empty()) return types;
+  const int64_t interval = config.integer_or("full_attention_interval", 1, kMaxLayers, 4);
+  for (int64_t i = 0; i < n_layers; ++i) {
+    types.emplace_back((i + 1) % interval == 0 ? kFull : kLinear);
+  }
+  return types;
+}
+
+DeltaNetSpec read_delta_net(const ConfigReader& config) {
+  const auto read = [&](const char* key, int64_t fallback, int64_t maximum) {
+    return static_cast<int>(config.integer_or(key, 1, maximum, fallback));
+  };
+  DeltaNetSpec spec;
+  spec.n_key_heads = read("linear_num_key_heads", 16, kMaxHeads);
+  spec.n_value_heads = read("linear_num_value_heads", 32, kMaxHeads);
+  spec.key_dim = read("linear_key_head_dim", 128, kMaxHeadDim);
+  spec.value_dim = read("linear_value_head_dim", 128, kMaxHeadDim);
+  spec.conv_kernel = read("linear_conv_kernel_dim", 4, kMaxKernel);
+  if (spec.n_value_heads % spec.n_key_heads != 0) {
+    config.fail("linear_num_value_heads",
+                fmt::format("a multiple of linear_num_key_heads ({})", spec.n_key_heads));
+  }
+  require_activation(config, "output_gate_type", {"swish", "silu"});
+  return spec;
+}
+
+ModelSpec read_config(const Json& json, const Json& generation_json) {
+  const ConfigReader config(json, "config.json");
+  require_activation(config, "hidden_act", {"silu", "swish"});
+  ModelSpec spec = read_decoder_sizes(config, "qwen3_5", kDefaults);
+  AttentionSpec attention = read_heads(config, spec.hidden_size, kDefaults);
+  attention.qk_norm = attention.output_gate = true;
+  attention.qkv_bias = attention.o_bias = config.boolean_or("attention_bias", false);
+  attention.rope = read_partial_rope_config(config, attention.head_dim, spec.context_length, 0.25);
+  LayerSpec layer;
+  layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
+  const DeltaNetSpec delta_net = read_delta_net(config);
+  for (const std::string& type : layer_types_of(config, read_layer_count(config))) {
+    LayerSpec next = layer;
+    if (type == kFull) {
+      next.attention = attention;
+    } else {
+      next.delta_net = delta_net;
+    }
+    spec.layers.push_back(next);
+  }
+  read_special_ids(config, generation_json, spec);
+  return spec;
+}
+
+void add_delta_net(const DeltaNetSpec& spec, int64_t hidden, TensorTable& table) {
+  const int64_t heads = spec.n_value_heads;
+  table.add_linear(Role::kDeltaQkvProj, "linear_attn.in_proj_qkv", "attn_qkv", spec.conv_columns(),
+                   hidden);
+  table.add_linear(Role::kDeltaZProj, "linear_attn.in_proj_z", "attn_gate", spec.value_columns(),
+                   hidden);
+  table.add_linear(Role::kDeltaBProj, "linear_attn.in_proj_b", "ssm_beta", heads, hidden, false);
+  table.add_linear(Role::kDeltaAProj, "linear_attn.in_proj_a", "ssm_alpha", heads, hidden, false);
+  table.add(Role::kDeltaConv, "linear_attn.conv1d.weight", "ssm_conv1d.weight",
+            {spec.conv_columns(), 1, spec.conv_kernel});
+  table.add(Role::kDeltaDecay, "linear_attn.A_log", "ssm_a", {heads}).gguf_transform =
+      GgufTransform::kNegativeExp;
+  table.add(Role::kDeltaStepBias, "linear_attn.dt_bias", "ssm_dt.bias", {heads});
+  table.add_norm(Role::kDeltaNorm, "linear_attn.norm", "ssm_norm", spec.value_dim);
+  table.add_linear(Role::kDeltaOutProj, "linear_attn.out_proj", "ssm_out", hidden,
+                   spec.value_columns());
+}
+
+std::vector<TensorEntry> tensors(const ModelSpec& spec) {
+  constexpr GgufTransform kAddOne = GgufTransform::kAddOne;
+  TensorTable table(spec);
+  const int64_t hidden = spec.hidden_size;
+  table.add_embedding();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const LayerSpec& layer = spec.layers[i];
+    const AttentionSpec& attention = layer.attention;
+    table.begin_layer(static_cast<int>(i));
+    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", hidden, kAddOne);
+    if (layer.delta_net) {
+      add_delta_net(*layer.delta_net, hidden, table);
+    } else {
+      table.add_attention(attention);
+      table.add_norm(Role::kQNorm, "self_attn.q_norm", "attn_q_norm", attention.head_dim, kAddOne);
+      table.add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", attention.head_dim, kAddOne);
+    }
+    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "post_attention_norm", hidden,
+                   kAddOne);
+    table.add_mlp(layer.mlp);
+  }
+  table.add_output(kAddOne);
+  return table.take();
+}
+
+bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
+
+void write_gguf_metadata(const ModelSpec&, const Json&, uint32_t, GgufMetadata&) {
+  throw UnsupportedError("GGUF files of Qwen3.5 models cannot be written");
+}
+
+std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec&) { return {}; }
+
+ModelSpec read_gguf(const GgufFile& file) {
+  throw UnsupportedError(file.path() + ": GGUF files of Qwen3.5 models cannot be read");
+}
+
+std::string gguf_warning(const ModelSpec&) { return {}; }
+
+}  // namespace
+
+extern const Family kQwen35Family;
+const Family kQwen35Family = {
+    .name = "qwen3_5",
+    .model_types = kModelTypes,
+    .gguf_architecture = kArchitecture,
+    .read_config = read_config,
+    .read_gguf = read_gguf,
+    .tensors = tensors,
+    .write_gguf_metadata = write_gguf_metadata,
+    .gguf_extra_tensors = gguf_extra_tensors,
+    .gguf_warning = gguf_warning,
+    .ignores_tensor = ignores_tensor,
+};
+
+}  // namespace assay

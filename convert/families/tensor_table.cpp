@@ -1,0 +1,93 @@
+#include "convert/families/tensor_table.h"
+
+#include <fmt/format.h>
+
+namespace assay {
+
+TensorEntry& TensorTable::add(Role role, const std::string& hf_name, const std::string& gguf_name,
+                              Shape shape) {
+  TensorEntry entry;
+  entry.role = role;
+  entry.layer = layer_;
+  entry.hf_name = hf_prefix_ + hf_name;
+  entry.gguf_name = gguf_prefix_ + gguf_name;
+  entry.shape = std::move(shape);
+  table_.push_back(std::move(entry));
+  return table_.back();
+}
+
+void TensorTable::begin_layer(int layer) {
+  layer_ = layer;
+  hf_prefix_ = fmt::format("model.layers.{}.", layer);
+  gguf_prefix_ = fmt::format("blk.{}.", layer);
+}
+
+void TensorTable::add_norm(Role role, const std::string& hf_module, const std::string& gguf_module,
+                           int64_t size, GgufTransform transform) {
+  add(role, hf_module + ".weight", gguf_module + ".weight", {size}).gguf_transform = transform;
+}
+
+TensorEntry& TensorTable::add_linear(Role role, const std::string& hf_module,
+                                     const std::string& gguf_module, int64_t rows, int64_t columns,
+                                     bool quantizable) {
+  TensorEntry& entry = add(role, hf_module + ".weight", gguf_module + ".weight", {rows, columns});
+  entry.quantizable = quantizable;
+  return entry;
+}
+
+void TensorTable::add_embedding() {
+  add(Role::kTokenEmbedding, "embed_tokens.weight", "token_embd.weight",
+      {spec_.vocab_size, spec_.hidden_size});
+}
+
+void TensorTable::add_output(GgufTransform norm_transform) {
+  layer_ = -1;
+  hf_prefix_ = "model.";
+  gguf_prefix_.clear();
+  add_norm(Role::kOutputNorm, "norm", "output_norm", spec_.hidden_size, norm_transform);
+  if (spec_.tied_head) return;
+  hf_prefix_.clear();
+  add(Role::kHead, "lm_head.weight", "output.weight", {spec_.vocab_size, spec_.hidden_size});
+}
+
+void TensorTable::add_projection(Role role, Role bias_role, const std::string& hf_module,
+                                 const std::string& gguf_module, int64_t rows, int64_t columns,
+                                 bool bias, GgufTransform transform, int n_heads) {
+  TensorEntry& weight = add_linear(role, hf_module, gguf_module, rows, columns);
+  weight.gguf_transform = transform;
+  weight.n_heads = n_heads;
+  if (!bias) return;
+  TensorEntry& entry = add(bias_role, hf_module + ".bias", gguf_module + ".bias", {rows});
+  entry.gguf_transform = transform;
+  entry.n_heads = n_heads;
+}
+
+void TensorTable::add_attention(const AttentionSpec& spec, GgufTransform rope) {
+  const int64_t hidden = spec_.hidden_size;
+  const int64_t q_columns = int64_t{spec.n_heads} * spec.head_dim;
+  const int64_t kv_rows = int64_t{spec.n_kv_heads} * spec.head_dim;
+  add_projection(Role::kQProj, Role::kQBias, "self_attn.q_proj", "attn_q",
+                 spec.output_gate ? 2 * q_columns : q_columns, hidden, spec.qkv_bias, rope,
+                 spec.n_heads);
+  add_projection(Role::kKProj, Role::kKBias, "self_attn.k_proj", "attn_k", kv_rows, hidden,
+                 spec.qkv_bias, rope, spec.n_kv_heads);
+  if (!spec.k_is_v) {
+    add_projection(Role::kVProj, Role::kVBias, "self_attn.v_proj", "attn_v", kv_rows, hidden,
+                   spec.qkv_bias, GgufTransform::kNone, 0);
+  }
+  add_projection(Role::kOProj, Role::kOBias, "self_attn.o_proj", "attn_output", hidden, q_columns,
+                 spec.o_bias, GgufTransform::kNone, 0);
+}
+
+void TensorTable::add_mlp(const MlpSpec& spec) {
+  const int64_t hidden = spec_.hidden_size;
+  const int64_t inner = spec.intermediate_size;
+  add_projection(Role::kGateProj, Role::kGateBias, "mlp.gate_proj", "ffn_gate", inner, hidden,
+                 spec.bias, GgufTransform::kNone, 0);
+  add_projection(Role::kUpProj, Role::kUpBias, "mlp.up_proj", "ffn_up", inner, hidden, spec.bias,
+                 GgufTransform::kNone, 0);
+  add_projection(Role::kDownProj, Role::kDownBias, "mlp.down_proj", "ffn_down", hidden, inner,
+                 spec.bias, GgufTransform::kNone, 0);
+}
+
+}  // namespace assay

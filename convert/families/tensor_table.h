@@ -1,0 +1,51 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "convert/families/family.h"
+
+namespace assay {
+
+/// Builds the tensor list of a decoder in canonical order: the names that all families share
+/// (architectures.md §2.2, §8.2) stand here, a family adds what is its own.
+class TensorTable {
+ public:
+  explicit TensorTable(const ModelSpec& spec) : spec_(spec) {}
+
+  void add_embedding();
+  /// Final norm, and the head unless it is tied.
+  void add_output(GgufTransform norm_transform = GgufTransform::kNone);
+  /// Layer that the next calls add to; names below are within it.
+  void begin_layer(int layer);
+
+  /// A vector `<hf_module>.weight`.
+  void add_norm(Role role, const std::string& hf_module, const std::string& gguf_module,
+                int64_t size, GgufTransform transform = GgufTransform::kNone);
+  /// A linear `<hf_module>.weight`; it may be quantized unless `quantizable` is false.
+  TensorEntry& add_linear(Role role, const std::string& hf_module, const std::string& gguf_module,
+                          int64_t rows, int64_t columns, bool quantizable = true);
+  /// Any tensor of the layer, by its full names within it.
+  TensorEntry& add(Role role, const std::string& hf_name, const std::string& gguf_name,
+                   Shape shape);
+
+  /// q, k, v, o with their biases, as the spec has them. `rope` is the transform of q and k.
+  void add_attention(const AttentionSpec& spec, GgufTransform rope = GgufTransform::kNone);
+  /// gate, up, down with their biases.
+  void add_mlp(const MlpSpec& spec);
+
+  std::vector<TensorEntry> take() { return std::move(table_); }
+
+ private:
+  void add_projection(Role role, Role bias_role, const std::string& hf_module,
+                      const std::string& gguf_module, int64_t rows, int64_t columns, bool bias,
+                      GgufTransform transform, int n_heads);
+
+  const ModelSpec& spec_;
+  std::vector<TensorEntry> table_;
+  int layer_ = -1;
+  std::string hf_prefix_ = "model.";
+  std::string gguf_prefix_;
+};
+
+}  // namespace assay
