@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/families/config_reader.h"
+#include "convert/families/family.h"
 
 namespace assay {
 namespace {
@@ -17,6 +19,9 @@ constexpr int32_t kNormal = 1;
 constexpr int32_t kControl = 3;
 constexpr int32_t kUserDefined = 4;
 constexpr int32_t kUnused = 5;
+constexpr int32_t kByte = 6;
+
+constexpr float kGemmaScore = -1000.0f;  // of every token of the vocabulary "gemma4"
 
 Json read_object_if_there(const std::string& path) {
   return file_exists(path) ? read_json_file(path) : Json::object();
@@ -27,8 +32,16 @@ bool looks_special(std::string_view token) {
          (token.starts_with("<unused") && token.ends_with(">"));
 }
 
-/// Tokens and their types, one for each row of the embedding.
-void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, GgufMetadata& metadata) {
+/// "<0x0A>": what stands for a byte that no token holds.
+bool is_byte_token(std::string_view token) {
+  return token.size() == 6 && token.starts_with("<0x") && token.ends_with(">") &&
+         std::isxdigit(static_cast<unsigned char>(token[3])) != 0 &&
+         std::isxdigit(static_cast<unsigned char>(token[4])) != 0;
+}
+
+/// Tokens and their types, one for each row of the embedding; scores where there is no split rule.
+void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, bool is_gemma,
+                GgufMetadata& metadata) {
   std::map<int32_t, bool> added;  // id → control
   for (const AddedToken& token : tokenizer.added_tokens()) {
     added[token.id] = token.special || looks_special(token.content);
@@ -44,9 +57,17 @@ void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, GgufMetadata& me
     }
     tokens.push_back(*token);
     const auto found = added.find(id);
-    types.push_back(found == added.end() ? kNormal : found->second ? kControl : kUserDefined);
+    if (found == added.end()) {
+      types.push_back(is_gemma && is_byte_token(*token) ? kByte : kNormal);
+    } else {
+      types.push_back(found->second ? kControl : kUserDefined);
+    }
   }
   metadata.set("tokenizer.ggml.tokens", GgufArray{std::move(tokens)});
+  if (is_gemma) {
+    metadata.set("tokenizer.ggml.scores",
+                 GgufArray{std::vector<float>(static_cast<size_t>(vocab_size), kGemmaScore)});
+  }
   metadata.set("tokenizer.ggml.token_type", GgufArray{std::move(types)});
 }
 
@@ -158,18 +179,21 @@ void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder
         fmt::format("{}: the tokenizer has ids up to {}, but the embedding has {} rows", folder,
                     tokenizer.vocab_size() - 1, spec.vocab_size));
   }
+  const std::string_view model = find_family(spec.family).gguf_vocabulary;
+  const bool is_gemma = model == "gemma4";
   const std::optional<std::string> split_rule = pre ? pre : tokenizer.gguf_pre();
-  if (!split_rule) {
+  if (!split_rule && !is_gemma) {
     throw UnsupportedError(folder +
                            "/tokenizer.json: GGUF has no name for this split rule; --pre NAME "
                            "writes the one of a reader that has the same rule");
   }
-  metadata.set("tokenizer.ggml.model", std::string("gpt2"));
-  metadata.set("tokenizer.ggml.pre", *split_rule);
-  add_tokens(tokenizer, spec.vocab_size, metadata);
+  metadata.set("tokenizer.ggml.model", std::string(model));
+  if (!is_gemma) metadata.set("tokenizer.ggml.pre", *split_rule);
+  add_tokens(tokenizer, spec.vocab_size, is_gemma, metadata);
   add_merges(tokenizer, metadata);
   add_special_ids(tokenizer, read_object_if_there(folder + "/tokenizer_config.json"), spec,
                   metadata);
+  if (is_gemma) metadata.set("tokenizer.ggml.add_space_prefix", false);
   add_chat_templates(read_chat_templates(folder), metadata);
 }
 

@@ -151,6 +151,19 @@ double read_number_gguf(const GgufIntegers& integers, const std::string& name, d
   return value;
 }
 
+std::vector<bool> read_layer_flags_gguf(const GgufIntegers& integers, const std::string& name,
+                                        int64_t n_layers) {
+  const GgufValue* value = integers.file().metadata().find(integers.prefix() + name);
+  const auto* array = value == nullptr ? nullptr : std::get_if<GgufArray>(value);
+  const auto* flags = array == nullptr ? nullptr : std::get_if<std::vector<bool>>(&array->values);
+  if (flags == nullptr || static_cast<int64_t>(flags->size()) != n_layers) {
+    throw FormatError(fmt::format("{}: \"{}{}\" is {}; expected {} booleans",
+                                  integers.file().path(), integers.prefix(), name,
+                                  value == nullptr ? "missing" : "something else", n_layers));
+  }
+  return *flags;
+}
+
 void refuse_keys_gguf(const GgufIntegers& integers, std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (integers.find(name, 0, kMaxContext).value_or(0) == 0) continue;

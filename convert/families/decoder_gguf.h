@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "convert/gguf.h"
 #include "convert/model_spec.h"
@@ -43,6 +44,9 @@ AttentionSpec read_heads_gguf(const GgufIntegers& integers, int64_t hidden_size)
 /// A number in [minimum, maximum], or the fallback.
 double read_number_gguf(const GgufIntegers& integers, const std::string& name, double minimum,
                         double maximum, double fallback);
+/// An array of booleans with one element per layer. FormatError if it is missing or another thing.
+std::vector<bool> read_layer_flags_gguf(const GgufIntegers& integers, const std::string& name,
+                                        int64_t n_layers);
 /// Throws UnsupportedError for a key that is there and not 0.
 void refuse_keys_gguf(const GgufIntegers& integers, std::initializer_list<const char*> names);
 
@@ -57,7 +61,9 @@ class GgufKeys {
   void number(const std::string& name, double value) {
     metadata_.set(prefix_ + name, static_cast<float>(value));
   }
-  GgufMetadata& metadata() { return metadata_; }
+  void set(const std::string& name, GgufValue value) {
+    metadata_.set(prefix_ + name, std::move(value));
+  }
 
  private:
   std::string prefix_;

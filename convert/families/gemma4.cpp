@@ -1,6 +1,7 @@
 // Gemma 4, dense text models (12B, 31B): architectures.md §6.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "convert/core/error.h"
@@ -10,6 +11,7 @@
 #include "convert/families/family.h"
 #include "convert/families/rope_config.h"
 #include "convert/families/tensor_table.h"
+#include "convert/formats/format.h"
 
 namespace assay {
 namespace {
@@ -165,12 +167,151 @@ std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec& spec) {
   return {};
 }
 
-void write_gguf_metadata(const ModelSpec&, const Json&, uint32_t, GgufMetadata&) {
-  throw UnsupportedError("GGUF files of Gemma 4 models cannot be written");
+void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
+                         GgufMetadata& metadata) {
+  const AttentionSpec* full = nullptr;
+  const AttentionSpec* sliding = nullptr;
+  std::vector<bool> pattern;
+  std::vector<int32_t> kv_heads;
+  for (const LayerSpec& layer : spec.layers) {
+    const bool slides = layer.attention.sliding_window.has_value();
+    (slides ? sliding : full) = &layer.attention;
+    pattern.push_back(slides);
+    kv_heads.push_back(layer.attention.n_kv_heads);
+  }
+  if (full == nullptr || sliding == nullptr) {
+    throw UnsupportedError("GGUF files of Gemma 4 have layers of both kinds of attention");
+  }
+  GgufKeys keys(std::string(kArchitecture), metadata);
+  keys.count("block_count", static_cast<int64_t>(spec.layers.size()));
+  keys.count("context_length", spec.context_length);
+  keys.count("embedding_length", spec.hidden_size);
+  keys.count("feed_forward_length", spec.layers.front().mlp.intermediate_size);
+  keys.count("attention.head_count", full->n_heads);
+  if (full->n_kv_heads == sliding->n_kv_heads) {
+    keys.count("attention.head_count_kv", full->n_kv_heads);
+  } else {
+    keys.set("attention.head_count_kv", GgufArray{std::move(kv_heads)});
+  }
+  keys.number("rope.freq_base", full->rope.theta);
+  keys.number("rope.freq_base_swa", sliding->rope.theta);
+  keys.number("attention.layer_norm_rms_epsilon", spec.rms_norm_eps);
+  keys.count("attention.key_length", full->head_dim);
+  keys.count("attention.value_length", full->head_dim);
+  metadata.set("general.file_type", file_type);
+  if (spec.final_softcap) keys.number("final_logit_softcapping", *spec.final_softcap);
+  keys.count("attention.sliding_window", *sliding->sliding_window);
+  keys.count("attention.shared_kv_layers", 0);
+  keys.count("embedding_length_per_layer_input", 0);
+  keys.set("attention.sliding_window_pattern", GgufArray{std::move(pattern)});
+  keys.count("attention.key_length_swa", sliding->head_dim);
+  keys.count("attention.value_length_swa", sliding->head_dim);
+  keys.count("rope.dimension_count", full->head_dim);
+  keys.count("rope.dimension_count_swa", sliding->head_dim);
+}
+
+/// head_count_kv of every layer: one number, or one per layer.
+std::vector<int64_t> kv_heads_gguf(const GgufIntegers& integers, int64_t n_layers) {
+  const std::string key = integers.prefix() + "attention.head_count_kv";
+  const GgufValue* value = integers.file().metadata().find(key);
+  const auto* array = value == nullptr ? nullptr : std::get_if<GgufArray>(value);
+  if (array == nullptr) {
+    const int64_t n = integers.read("attention.head_count_kv", 1, kMaxHeads);
+    return std::vector<int64_t>(static_cast<size_t>(n_layers), n);
+  }
+  const auto* counts = std::get_if<std::vector<int32_t>>(&array->values);
+  if (counts == nullptr || static_cast<int64_t>(counts->size()) != n_layers ||
+      std::any_of(counts->begin(), counts->end(),
+                  [](int32_t n) { return n < 1 || n > kMaxHeads; })) {
+    throw FormatError(fmt::format("{}: \"{}\" must hold {} counts of heads", integers.file().path(),
+                                  key, n_layers));
+  }
+  return {counts->begin(), counts->end()};
+}
+
+/// How many leading pairs the extra tensor leaves as they are; the others must not be rotated.
+int rotated_pairs_gguf(const GgufFile& file, int head_dim) {
+  const GgufTensor* tensor = file.find("rope_freqs.weight");
+  if (tensor == nullptr) return head_dim / 2;
+  if (tensor->shape != Shape{head_dim / 2}) {
+    throw FormatError(fmt::format("{}: \"{}\" has shape {}, expected [{}]", file.path(),
+                                  tensor->name, to_string(tensor->shape), head_dim / 2));
+  }
+  std::vector<float> factors(static_cast<size_t>(head_dim / 2));
+  tensor->format->decode_row({.format = tensor->format,
+                              .rows = 1,
+                              .columns = head_dim / 2,
+                              .group_size = 0,
+                              .data = tensor->bytes},
+                             0, factors);
+  const auto end = std::find_if(factors.begin(), factors.end(), [](float f) { return f != 1.0f; });
+  if (std::any_of(end, factors.end(), [](float f) { return !(f >= 1e29f); })) {
+    throw UnsupportedError(file.path() +
+                           ": \"rope_freqs.weight\" does not hold ones and then 1e30; other "
+                           "frequency factors are not supported");
+  }
+  return static_cast<int>(end - factors.begin());
+}
+
+AttentionSpec read_attention_gguf(const GgufIntegers& integers, const ModelSpec& spec,
+                                  const std::string& suffix) {
+  const GgufFile& file = integers.file();
+  AttentionSpec attention;
+  attention.n_heads = static_cast<int>(integers.read("attention.head_count", 1, kMaxHeads));
+  attention.head_dim =
+      static_cast<int>(integers.read("attention.key_length" + suffix, 2, kMaxHeadDim));
+  if (attention.head_dim % 2 != 0 ||
+      integers.read("attention.value_length" + suffix, 2, kMaxHeadDim) != attention.head_dim) {
+    throw UnsupportedError(
+        fmt::format("{}: heads of {} values whose keys and values differ in length, or are odd",
+                    file.path(), attention.head_dim));
+  }
+  attention.scale = 1.0;
+  attention.qk_norm = attention.v_norm = true;
+  attention.rope.rotary_dims = attention.head_dim;
+  attention.rope.theta =
+      read_number_gguf(integers, "rope.freq_base" + suffix, 1e-6, 1e15, suffix.empty() ? 1e6 : 1e4);
+  if (!suffix.empty()) {
+    attention.sliding_window = integers.read("attention.sliding_window", 1, spec.context_length);
+    return attention;
+  }
+  attention.rope.kind = RopeSpec::Kind::kProportional;
+  attention.rope.n_rotated_pairs = rotated_pairs_gguf(file, attention.head_dim);
+  return attention;
 }
 
 ModelSpec read_gguf(const GgufFile& file) {
-  throw UnsupportedError(file.path() + ": GGUF files of Gemma 4 models cannot be read");
+  const GgufIntegers integers(file, std::string(kArchitecture));
+  refuse_keys_gguf(
+      integers, {"expert_count", "attention.shared_kv_layers", "embedding_length_per_layer_input"});
+  ModelSpec spec = read_decoder_sizes_gguf(integers, "gemma4");
+  spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
+  const double softcap = read_number_gguf(integers, "final_logit_softcapping", 0.0, 1e6, 0.0);
+  if (softcap > 0.0) spec.final_softcap = softcap;
+  const int64_t n_layers = read_layer_count_gguf(integers);
+  const AttentionSpec full = read_attention_gguf(integers, spec, "");
+  const AttentionSpec sliding = read_attention_gguf(integers, spec, "_swa");
+  const std::vector<int64_t> kv_heads = kv_heads_gguf(integers, n_layers);
+  const std::vector<bool> pattern =
+      read_layer_flags_gguf(integers, "attention.sliding_window_pattern", n_layers);
+  LayerSpec layer;
+  layer.sandwich_norms = layer.output_scale = true;
+  layer.mlp.activation = Activation::kGeluTanh;
+  layer.mlp.intermediate_size = integers.read("feed_forward_length", 1, kMaxIntermediate);
+  for (int64_t i = 0; i < n_layers; ++i) {
+    const auto at = static_cast<size_t>(i);
+    layer.attention = pattern[at] ? sliding : full;
+    layer.attention.n_kv_heads = static_cast<int>(kv_heads[at]);
+    layer.attention.k_is_v = file.find(fmt::format("blk.{}.attn_v.weight", i)) == nullptr;
+    if (layer.attention.n_heads % layer.attention.n_kv_heads != 0) {
+      throw FormatError(
+          fmt::format("{}: {} key and value heads in layer {}; expected a divisor of "
+                      "the {} heads",
+                      file.path(), kv_heads[at], i, layer.attention.n_heads));
+    }
+    spec.layers.push_back(layer);
+  }
+  return spec;
 }
 
 std::string gguf_warning(const ModelSpec&) { return {}; }
@@ -182,6 +323,7 @@ const Family kGemma4Family = {
     .name = "gemma4",
     .model_types = kModelTypes,
     .gguf_architecture = kArchitecture,
+    .gguf_vocabulary = "gemma4",
     .read_config = read_config,
     .read_gguf = read_gguf,
     .tensors = tensors,

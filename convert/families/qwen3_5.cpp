@@ -1,6 +1,8 @@
 // Qwen3.5, 3.6 and 3.8 dense hybrids of Gated DeltaNet and gated attention: architectures.md §7.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "convert/core/error.h"
 #include "convert/families/bounds.h"
 #include "convert/families/decoder_config.h"
@@ -116,14 +118,115 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
 
 bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
 
-void write_gguf_metadata(const ModelSpec&, const Json&, uint32_t, GgufMetadata&) {
-  throw UnsupportedError("GGUF files of Qwen3.5 models cannot be written");
+/// Key and value heads pair up in another order in GGUF unless one of the counts makes both orders
+/// the same (architectures.md §7.8, transform 1).
+void require_same_head_order(const DeltaNetSpec& spec) {
+  if (spec.n_key_heads == 1 || spec.n_key_heads == spec.n_value_heads) return;
+  throw UnsupportedError(fmt::format(
+      "GGUF orders the {} value heads of Gated DeltaNet by key head ({}) last; moving the columns "
+      "of its output projection is not implemented; keep the Hugging Face folder",
+      spec.n_value_heads, spec.n_key_heads));
+}
+
+void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t file_type,
+                         GgufMetadata& metadata) {
+  std::vector<bool> recurrent;
+  const AttentionSpec* attention = nullptr;
+  const DeltaNetSpec* delta_net = nullptr;
+  int64_t interval = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    recurrent.push_back(layer.delta_net.has_value());
+    if (layer.delta_net) delta_net = &*layer.delta_net;
+    if (!layer.delta_net) attention = &layer.attention;
+    if (!layer.delta_net && interval == 0) interval = static_cast<int64_t>(recurrent.size());
+  }
+  if (attention == nullptr || delta_net == nullptr) {
+    throw UnsupportedError("GGUF files of this architecture have layers of both kinds");
+  }
+  require_same_head_order(*delta_net);
+  std::vector<int32_t> sections(4, 0);
+  const Json* rope = config.find("rope_parameters");
+  if (rope != nullptr && rope->is_object() && rope->find("mrope_section") != nullptr) {
+    const Json& list = rope->at("mrope_section");
+    for (size_t i = 0; list.is_array() && i < std::min<size_t>(4, list.as_array().size()); ++i) {
+      sections[i] = static_cast<int32_t>(list.as_array()[i].as_integer());
+    }
+  }
+  GgufKeys keys(std::string(kArchitecture), metadata);
+  keys.count("block_count", static_cast<int64_t>(spec.layers.size()));
+  keys.count("context_length", spec.context_length);
+  keys.count("embedding_length", spec.hidden_size);
+  keys.count("feed_forward_length", spec.layers.front().mlp.intermediate_size);
+  keys.count("attention.head_count", attention->n_heads);
+  keys.count("attention.head_count_kv", attention->n_kv_heads);
+  write_rope_scaling_gguf(attention->rope, kArchitecture, metadata);
+  keys.set("rope.dimension_sections", GgufArray{std::move(sections)});
+  keys.number("rope.freq_base", attention->rope.theta);
+  keys.number("attention.layer_norm_rms_epsilon", spec.rms_norm_eps);
+  keys.count("attention.key_length", attention->head_dim);
+  keys.count("attention.value_length", attention->head_dim);
+  metadata.set("general.file_type", file_type);
+  keys.count("ssm.conv_kernel", delta_net->conv_kernel);
+  keys.count("ssm.state_size", delta_net->key_dim);
+  keys.count("ssm.group_count", delta_net->n_key_heads);
+  keys.count("ssm.time_step_rank", delta_net->n_value_heads);
+  keys.count("ssm.inner_size", delta_net->value_columns());
+  keys.set("attention.recurrent_layers", GgufArray{std::move(recurrent)});
+  keys.count("full_attention_interval", interval);
+  keys.count("rope.dimension_count", attention->rope.rotary_dims);
 }
 
 std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec&) { return {}; }
 
+DeltaNetSpec read_delta_net_gguf(const GgufIntegers& integers) {
+  DeltaNetSpec spec;
+  const auto read = [&](const char* key, int64_t maximum) {
+    return static_cast<int>(integers.read(key, 1, maximum));
+  };
+  spec.conv_kernel = read("ssm.conv_kernel", kMaxKernel);
+  spec.key_dim = read("ssm.state_size", kMaxHeadDim);
+  spec.n_key_heads = read("ssm.group_count", kMaxHeads);
+  spec.n_value_heads = read("ssm.time_step_rank", kMaxHeads);
+  const int64_t inner = integers.read("ssm.inner_size", 1, kMaxHeads * kMaxHeadDim);
+  if (spec.n_value_heads % spec.n_key_heads != 0 || inner % spec.n_value_heads != 0) {
+    throw FormatError(fmt::format(
+        "{}: \"{}ssm.inner_size\" is {} with {} value heads and {} key heads; expected multiples",
+        integers.file().path(), integers.prefix(), inner, spec.n_value_heads, spec.n_key_heads));
+  }
+  spec.value_dim = static_cast<int>(inner / spec.n_value_heads);
+  require_same_head_order(spec);
+  return spec;
+}
+
 ModelSpec read_gguf(const GgufFile& file) {
-  throw UnsupportedError(file.path() + ": GGUF files of Qwen3.5 models cannot be read");
+  const GgufIntegers integers(file, std::string(kArchitecture));
+  refuse_keys_gguf(integers, {"expert_count", "nextn_predict_layers"});
+  ModelSpec spec = read_decoder_sizes_gguf(integers, "qwen3_5");
+  const int64_t n_layers = read_layer_count_gguf(integers);
+  AttentionSpec attention = read_heads_gguf(integers, spec.hidden_size);
+  attention.qk_norm = attention.output_gate = true;
+  const auto rotary_dims =
+      static_cast<int>(integers.read("rope.dimension_count", 2, attention.head_dim));
+  attention.rope = read_rope_gguf(file, kArchitecture, rotary_dims, spec.context_length);
+  std::vector<bool> recurrent;
+  if (file.metadata().find(integers.prefix() + "attention.recurrent_layers") != nullptr) {
+    recurrent = read_layer_flags_gguf(integers, "attention.recurrent_layers", n_layers);
+  } else {
+    const int64_t interval = integers.find("full_attention_interval", 1, kMaxLayers).value_or(4);
+    for (int64_t i = 0; i < n_layers; ++i) recurrent.push_back((i + 1) % interval != 0);
+  }
+  const DeltaNetSpec delta_net = read_delta_net_gguf(integers);
+  for (const bool is_recurrent : recurrent) {
+    LayerSpec layer;
+    layer.mlp.intermediate_size = integers.read("feed_forward_length", 1, kMaxIntermediate);
+    if (is_recurrent) {
+      layer.delta_net = delta_net;
+    } else {
+      layer.attention = attention;
+    }
+    spec.layers.push_back(layer);
+  }
+  return spec;
 }
 
 std::string gguf_warning(const ModelSpec&) { return {}; }

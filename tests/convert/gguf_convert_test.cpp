@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -42,6 +43,10 @@ Json array_json(const GgufArray& array) {
     for (const std::string& text : *texts) out.push(text);
   } else if (const auto* numbers = std::get_if<std::vector<int32_t>>(&array.values)) {
     for (const int32_t number : *numbers) out.push(number);
+  } else if (const auto* reals = std::get_if<std::vector<float>>(&array.values)) {
+    for (const float real : *reals) out.push(static_cast<double>(real));
+  } else if (const auto* flags = std::get_if<std::vector<bool>>(&array.values)) {
+    for (const bool flag : *flags) out.push(flag);
   }
   return out;
 }
@@ -133,6 +138,47 @@ TEST_F(ListedModel, Case_B59_NormsStayF32UnderEveryType) {
     for (const GgufTensor& tensor : file.tensors()) {
       const bool kept = tensor.shape.size() == 1;
       EXPECT_EQ(tensor.format->name(), kept ? "F32" : type) << tensor.name;
+    }
+  }
+}
+
+/// Models whose listings lie beside them in shared data. What differs on purpose: names and size
+/// labels, and Gemma's special tokens, which are control tokens here.
+class SharedListing : public testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Tiny, SharedListing,
+                         testing::Values("llama-tiny", "gemma4-tiny", "qwen3_5-tiny"),
+                         [](const auto& model) {
+                           std::string name = model.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
+TEST_P(SharedListing, GivesEveryKeyAndTensorOfTheListedFile) {
+  ASSAY_SHARED_OR_SKIP(folder, std::string("models/") + GetParam());
+  ASSAY_SHARED_OR_SKIP(listing, std::string("references/llama_cpp/") + GetParam() + ".json");
+  const TemporaryDirectory out;
+  const Json all = read_json_file(listing).at("gguf");
+  for (const char* type : {"BF16", "F32"}) {
+    GgufExport plan(Checkpoint::open(folder), {.type = find_format(type)});
+    plan.write(out.file("model.gguf"));
+    const GgufFile file = GgufFile::open(out.file("model.gguf"));
+
+    for (const Json& expected : all.at(type).at("metadata").as_array()) {
+      const std::string& key = expected.at("key").as_string();
+      if (key == "general.name" || key == "general.size_label") continue;
+      if (key == "tokenizer.ggml.token_type" && std::string(GetParam()) == "gemma4-tiny") continue;
+      const GgufValue* value = file.metadata().find(key);
+      ASSERT_NE(value, nullptr) << key;
+      expect_value(*value, expected);
+    }
+    EXPECT_EQ(file.metadata().items().size(), all.at(type).at("metadata").as_array().size());
+    EXPECT_EQ(file.tensors().size(), all.at(type).at("tensors").as_array().size());
+    for (const Json& expected : all.at(type).at("tensors").as_array()) {
+      const GgufTensor* tensor = file.find(expected.at("name").as_string());
+      ASSERT_NE(tensor, nullptr) << expected.at("name").as_string();
+      EXPECT_EQ(tensor->format->name(), expected.at("type").as_string()) << tensor->name;
+      EXPECT_EQ(sha256_hex(tensor->bytes), expected.at("sha256").as_string()) << tensor->name;
     }
   }
 }
