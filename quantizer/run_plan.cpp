@@ -72,7 +72,10 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   for (int i = 0; i < n; ++i) {
     const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(i)];
     if (slot.role == Role::kHead) head_is_linear = true;
-    if (!slot.quantizable) continue;
+    if (!slot.quantizable) {
+      if (slot.layer >= 0) plan.ignore.push_back(slot.module);  // gates of few outputs
+      continue;
+    }
     bool skipped = false;
     for (size_t s = 0; s < options.skip.size(); ++s) {
       if (!matches(options.skip[s], slot.module)) continue;

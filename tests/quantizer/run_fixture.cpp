@@ -9,12 +9,12 @@
 
 namespace assay::test {
 
-void write_tokens(const std::string& path, int64_t n_windows, int64_t window_length,
-                  uint64_t seed) {
+void write_tokens(const std::string& path, int64_t n_windows, int64_t window_length, uint64_t seed,
+                  uint64_t vocab_size) {
   Random random(seed);
   std::vector<int32_t> ids;
   for (int64_t i = 0; i < n_windows * window_length; ++i) {
-    ids.push_back(static_cast<int32_t>(random.below(300)));
+    ids.push_back(static_cast<int32_t>(random.below(vocab_size)));
   }
   const std::vector<int64_t> shape = {n_windows, window_length};
   write_npy_int32(path, shape, ids);

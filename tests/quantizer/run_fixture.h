@@ -31,6 +31,7 @@ class QuantizeRun {
 };
 
 /// Token ids that depend on the seed alone.
-void write_tokens(const std::string& path, int64_t n_windows, int64_t window_length, uint64_t seed);
+void write_tokens(const std::string& path, int64_t n_windows, int64_t window_length, uint64_t seed,
+                  uint64_t vocab_size = 300);
 
 }  // namespace assay::test
