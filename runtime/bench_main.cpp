@@ -38,23 +38,29 @@ std::vector<int32_t> bench_tokens(int64_t n, int64_t vocab_size) {
   return ids;
 }
 
-/// One run on an empty sequence: fills the cache up to the depth, then times the rest.
+/// One run on an empty sequence: fills the cache up to the depth, then times the rest. Decoding
+/// feeds the first token after the depth, then its own greedy choices; `logits` are those that
+/// follow the last token.
 double time_once(Executor& executor, const Plan& plan, std::span<const int32_t> ids,
                  std::vector<float>& logits) {
+  using Clock = std::chrono::steady_clock;
   executor.reset(0);
   const auto depth = static_cast<size_t>(plan.depth);
   if (depth > 0) {
     const BatchItem fill{0, ids.first(depth), LogitRows::kNone};
     executor.forward(std::span(&fill, 1), logits);
   }
-  const std::span<const int32_t> rest = ids.subspan(depth);
-  const size_t step = plan.decode ? 1 : rest.size();
-  const auto start = std::chrono::steady_clock::now();
-  for (size_t i = 0; i < rest.size(); i += step) {
-    const BatchItem item{0, rest.subspan(i, step), LogitRows::kLast};
+  const auto start = Clock::now();
+  if (!plan.decode) {
+    const BatchItem item{0, ids.subspan(depth), LogitRows::kLast};
     executor.forward(std::span(&item, 1), logits);
+    return std::chrono::duration<double>(Clock::now() - start).count();
   }
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const std::vector<int32_t> generated = executor.decode_greedy(0, ids[depth], plan.n_tokens);
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const BatchItem item{0, std::span(generated).last(1), LogitRows::kLast};
+  executor.forward(std::span(&item, 1), logits);
+  return seconds;
 }
 
 /// The result is checked before the time is believed: every repeat must give the same bits.
@@ -138,6 +144,34 @@ Json bench_json(Executor& executor, const Plan& plan, const Measurement& run) {
   return result;
 }
 
+/// Every node of one decode step with its time and, against the bound, its bytes.
+Json nodes_json(Executor& executor, double read_bandwidth) {
+  Json nodes = Json::array();
+  for (const NodeTime& node : executor.time_decode_nodes(0, 20)) {
+    Json row = Json::object();
+    row.set("name", node.name).set("microseconds", node.microseconds);
+    row.set("bytes", static_cast<int64_t>(node.bytes));
+    if (read_bandwidth > 0)
+      row.set("percent_of_read_bandwidth",
+              100.0 * static_cast<double>(node.bytes) / (node.microseconds * 1e-6) /
+                  (read_bandwidth * 1e9));
+    nodes.push(std::move(row));
+  }
+  return nodes;
+}
+
+std::string nodes_text(const Json& result) {
+  std::string text;
+  for (const Json& node : result.at("nodes").as_array()) {
+    text += fmt::format("{:9.2f} us {:10.3f} MB", node.at("microseconds").as_number(),
+                        static_cast<double>(node.at("bytes").as_integer()) * 1e-6);
+    if (const Json* share = node.find("percent_of_read_bandwidth"))
+      text += fmt::format(" {:6.1f} %", share->as_number());
+    text += fmt::format("  {}\n", node.at("name").as_string());
+  }
+  return text;
+}
+
 std::string bench_text(const Json& result) {
   const auto number = [&](const char* key) { return result.at(key).as_number(); };
   std::string text = fmt::format(
@@ -170,11 +204,22 @@ ExitCode run_bench(const Arguments& arguments, Terminal& terminal) {
   plan.depth = arguments.integer("depth");
   plan.repeats = arguments.integer("repeats");
   const auto checkpoint = open_checkpoint(arguments.text("MODEL"), terminal);
-  const auto executor = load_model(arguments, checkpoint, plan.depth + plan.n_tokens, 0, terminal);
+  // Decoding feeds one token more than it times, for the logits that are compared.
+  const auto executor = load_model(arguments, checkpoint, plan.depth + plan.n_tokens,
+                                   plan.decode ? 1 : 0, terminal);
 
   const Measurement run = measure(*executor, plan, terminal);
-  const Json result = bench_json(*executor, plan, run);
-  terminal.print(terminal.json() ? result.dump() + "\n" : bench_text(result));
+  Json result = bench_json(*executor, plan, run);
+  if (arguments.flag("nodes")) {
+    if (!plan.decode) throw UsageError("--nodes belongs to bench decode");
+    const Json* bound = result.find("read_bandwidth_gb_per_s");
+    result.set("nodes", nodes_json(*executor, bound == nullptr ? 0.0 : bound->as_number()));
+  }
+  if (terminal.json()) {
+    terminal.print(result.dump() + "\n");
+  } else {
+    terminal.print(bench_text(result) + (arguments.flag("nodes") ? nodes_text(result) : ""));
+  }
   return ExitCode::kDone;
 }
 
@@ -201,6 +246,11 @@ std::vector<Option> bench_command_options() {
        .help = "Timed repeats after one that warms up; the median counts.",
        .group = "Measurement",
        .minimum = 1},
+      {.name = "nodes",
+       .kind = ValueKind::kFlag,
+       .help = "Also list the time and bytes of every node of one decode step; devices that decode "
+               "without nodes list none.",
+       .group = "Measurement"},
   };
   for (Option& option : model_run_options()) options.push_back(std::move(option));
   return options;
@@ -213,9 +263,9 @@ const Command& bench_command() {
       .name = "bench",
       .brief = "Measure decoding or prefill of a model",
       .description =
-          "Feeds fixed token ids to a model and measures tokens per second. Every repeat must give "
-          "the same logits, bit for bit, or the run fails. Decoding is compared with the read "
-          "bandwidth of the device, measured on the spot.",
+          "Measures tokens per second: of a prompt of fixed token ids, or of greedy decoding from a "
+          "fixed token. Every repeat must give the same logits, bit for bit, or the run fails. "
+          "Decoding is compared with the read bandwidth of the device, measured on the spot.",
       .positionals = {{.name = "WHAT", .help = "decode (one token at a time) or prefill."},
                       {.name = "MODEL", .help = "Folder or GGUF file."}},
       .options = bench_command_options(),

@@ -45,6 +45,13 @@ struct LedgerItem {
   uint64_t bytes = 0;
 };
 
+/// One node of a decode step on a device that runs it as a graph.
+struct NodeTime {
+  std::string name;  // "layers.3.self_attn.o_proj"
+  double microseconds = 0.0;
+  uint64_t bytes = 0;  // of weights, keys and values that it reads
+};
+
 /// One model on one device with the state of its sequences. Bits of the logits depend on weights,
 /// token ids and KV type alone: not on how tokens are dealt to calls (chunks, batches).
 class Executor {
@@ -75,6 +82,11 @@ class Executor {
   /// Bytes per second that plain reads of the memory that holds the weights reach, measured now:
   /// the bound of decoding. Empty if the device cannot say.
   virtual std::optional<double> measure_read_bandwidth() { return std::nullopt; }
+
+  /// Times every node of one decode step at the sequence's length, launched one by one with events
+  /// around each: median of `repeats` steps. Empty if the device has no nodes. The sequence's state
+  /// is undefined afterwards until it is reset.
+  virtual std::vector<NodeTime> time_decode_nodes(int /*sequence*/, int /*repeats*/) { return {}; }
 };
 
 /// Something that models can be loaded on.

@@ -12,13 +12,6 @@
 
 namespace assay::cuda {
 
-/// One node of a decode step.
-struct NodeTime {
-  std::string name;  // "layers.3.self_attn.o_proj"
-  double microseconds = 0.0;
-  uint64_t bytes = 0;  // of weights that it reads
-};
-
 /// A model on one GPU. All memory is one arena, sized at load from the ledger; nothing is allocated
 /// afterwards. A step of up to four sequences is a captured graph of five kernels a layer.
 class CudaExecutor : public Executor {
@@ -37,10 +30,7 @@ class CudaExecutor : public Executor {
                const OpObserver& observer) override;
   std::vector<int32_t> decode_greedy(int sequence, int32_t first_token, int64_t n_tokens) override;
   std::optional<double> measure_read_bandwidth() override;
-
-  /// Times every node of one decode step at the sequence's position, launched one by one, with
-  /// events around each: median of `repeats` steps.
-  std::vector<NodeTime> time_decode_nodes(int sequence, int repeats);
+  std::vector<NodeTime> time_decode_nodes(int sequence, int repeats) override;
 
   /// Runs decode steps without the graph; equal bits, for tests and timelines.
   void set_eager(bool eager) { eager_ = eager; }

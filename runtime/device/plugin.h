@@ -8,7 +8,7 @@ namespace assay {
 
 /// Version of the interface between the program and device plug-ins: raised whenever Device,
 /// Executor or anything that they hand over changes its layout.
-inline constexpr int kPluginAbi = 1;
+inline constexpr int kPluginAbi = 2;
 
 /// The one symbol that libassay-cuda.so exports, `assay_open_cuda_device`. Returns a Device that
 /// the caller deletes, or nullptr with a message in `error` (`error_size` bytes, with the final 0):

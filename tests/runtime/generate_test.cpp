@@ -200,7 +200,7 @@ TEST_F(Generate, TheSameSeedDrawsTheSameTokens) {
 }
 
 TEST_F(Generate, BenchReportsRatesAndTheHashOfTheLogits) {
-  const RunResult decode = run({"bench", "decode", model_, "--tokens", "3", "-r", "2", "--json"});
+  const RunResult decode = run({"bench", "decode", model_, "--tokens", "3", "-r", "2", "--nodes", "--json"});
   const RunResult prefill =
       run({"bench", "prefill", model_, "--tokens", "9", "--depth", "4", "-r", "1", "--json"});
 
@@ -211,6 +211,7 @@ TEST_F(Generate, BenchReportsRatesAndTheHashOfTheLogits) {
   EXPECT_GT(d.at("read_bandwidth_gb_per_s").as_number(), 0.0);
   EXPECT_NE(d.find("percent_of_read_bandwidth"), nullptr);
   EXPECT_EQ(d.at("logits_sha256").as_string().size(), 64u);
+  EXPECT_TRUE(d.at("nodes").as_array().empty());  // the CPU has none
   EXPECT_GT(p.at("giga_products_per_s").as_number(), 0.0);
   EXPECT_EQ(run({"bench", "train", model_}).exit_code, 2);
 }
