@@ -152,9 +152,8 @@ Json nodes_json(Executor& executor, double read_bandwidth) {
     row.set("name", node.name).set("microseconds", node.microseconds);
     row.set("bytes", static_cast<int64_t>(node.bytes));
     if (read_bandwidth > 0)
-      row.set("percent_of_read_bandwidth",
-              100.0 * static_cast<double>(node.bytes) / (node.microseconds * 1e-6) /
-                  (read_bandwidth * 1e9));
+      row.set("percent_of_read_bandwidth", 100.0 * static_cast<double>(node.bytes) /
+                                               (node.microseconds * 1e-6) / (read_bandwidth * 1e9));
     nodes.push(std::move(row));
   }
   return nodes;
@@ -205,8 +204,8 @@ ExitCode run_bench(const Arguments& arguments, Terminal& terminal) {
   plan.repeats = arguments.integer("repeats");
   const auto checkpoint = open_checkpoint(arguments.text("MODEL"), terminal);
   // Decoding feeds one token more than it times, for the logits that are compared.
-  const auto executor = load_model(arguments, checkpoint, plan.depth + plan.n_tokens,
-                                   plan.decode ? 1 : 0, terminal);
+  const auto executor =
+      load_model(arguments, checkpoint, plan.depth + plan.n_tokens, plan.decode ? 1 : 0, terminal);
 
   const Measurement run = measure(*executor, plan, terminal);
   Json result = bench_json(*executor, plan, run);
@@ -263,7 +262,8 @@ const Command& bench_command() {
       .name = "bench",
       .brief = "Measure decoding or prefill of a model",
       .description =
-          "Measures tokens per second: of a prompt of fixed token ids, or of greedy decoding from a "
+          "Measures tokens per second: of a prompt of fixed token ids, or of greedy decoding from "
+          "a "
           "fixed token. Every repeat must give the same logits, bit for bit, or the run fails. "
           "Decoding is compared with the read bandwidth of the device, measured on the spot.",
       .positionals = {{.name = "WHAT", .help = "decode (one token at a time) or prefill."},

@@ -13,6 +13,14 @@ void throw_status(cudaError_t status, const char* call, const char* file, int li
   throw DeviceError(message);
 }
 
+cudaError_t configure_shared(const void* kernel, int dynamic_bytes) {
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes);
+  if (status != cudaSuccess) return status;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                              cudaSharedmemCarveoutMaxShared);
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   void* data = nullptr;
   if (bytes != 0) ASSAY_CUDA(cudaMalloc(&data, bytes));

@@ -21,6 +21,10 @@ namespace assay::cuda {
 
 [[noreturn]] void throw_status(cudaError_t status, const char* call, const char* file, int line);
 
+/// Allows a kernel `dynamic_bytes` of dynamic shared memory, and asks for the largest share of it:
+/// kernels of one setting can run side by side on a multiprocessor.
+cudaError_t configure_shared(const void* kernel, int dynamic_bytes);
+
 /// Memory of the device; move-only. Contents are undefined until written.
 class DeviceBuffer {
  public:

@@ -51,11 +51,13 @@ __device__ __forceinline__ int lane_major(int i, int head_dim) {
   return (i % 32) * (head_dim / 32) + i / 32;
 }
 
-/// Stores one token's K (rotated) and V of one KV head.
+/// Stores one token's K (rotated) and V of one KV head; `key_copy` and `value_copy`, if given, get
+/// the same rows.
 template <CacheType kType>
-__device__ __forceinline__ void store_kv(const AttentionArguments& a, int token, int kv_head) {
+__device__ __forceinline__ void store_kv(const AttentionArguments& a, int token, int kv_head,
+                                         int position, typename Element<kType>::Type* key_copy,
+                                         typename Element<kType>::Type* value_copy) {
   using E = Element<kType>;
-  const int position = a.positions[token];
   const float* row = a.qkv + static_cast<size_t>(token) * a.qkv_stride;
   const size_t at =
       ((static_cast<size_t>(a.sequences[token]) * a.n_kv_heads + kv_head) * a.capacity + position) *
@@ -67,9 +69,28 @@ __device__ __forceinline__ void store_kv(const AttentionArguments& a, int token,
     const auto v = E::round(__ldcg(row + a.v_offset + kv_head * a.head_dim + i));
     if (is_not_finite(E::widen(k))) report_fault(a.fault, a.fault_op, i, E::widen(k));
     if (is_not_finite(E::widen(v))) report_fault(a.fault, a.fault_op, i, E::widen(v));
-    keys[lane_major(i, a.head_dim)] = k;
+    const int to = lane_major(i, a.head_dim);
+    keys[to] = k;
     values[i] = v;
+    if (key_copy != nullptr) {
+      key_copy[to] = k;
+      value_copy[i] = v;
+    }
   }
+}
+
+/// The five folds of 32 lane sums at once by recursive halving: lane i ends with sum i in acc[0].
+/// A template per step: in a loop over masks the compiler would keep acc in memory.
+template <int kMask>
+__device__ __forceinline__ void fold_32_dots(float (&acc)[32], int lane) {
+  const bool upper = (lane & kMask) != 0;
+#pragma unroll
+  for (int i = 0; i < kMask; ++i) {
+    const float keep = upper ? acc[i + kMask] : acc[i];
+    const float send = upper ? acc[i] : acc[i + kMask];
+    acc[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, send, kMask));
+  }
+  if constexpr (kMask > 1) fold_32_dots<kMask / 2>(acc, lane);
 }
 
 /// The queries of one thread block, in shared memory.
@@ -117,51 +138,10 @@ __device__ __forceinline__ void key_dots(const float* q, const typename Element<
   }
 }
 
-/// m and l of one segment for all queries. `range(i)` gives visible keys relative to the segment.
-template <CacheType kType, typename Range>
-__device__ __forceinline__ void segment_scores(const AttentionArguments& a, const Queries& queries,
-                                               const typename Element<kType>::Type* keys,
-                                               const Range& range) {
-  using E = Element<kType>;
+/// Scores to exp(score − m), with m and l of the segment; a warp per query.
+template <typename Range>
+__device__ __forceinline__ void segment_softmax(const Queries& queries, const Range& range) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int per_lane = a.head_dim / 32;
-  for (int task = warp; task < queries.n * 4; task += kWarps) {
-    const int query = task / 4, block = task % 4;
-    const Visible seen = range(query);
-    if (seen.last < block * 32 || seen.first > block * 32 + 31) continue;
-    float acc[32];
-    const float* q = queries.q + query * a.head_dim + lane * per_lane;
-    const auto* k = keys + static_cast<size_t>(block) * 32 * a.head_dim + lane * per_lane;
-    const int n_keys = min(32, seen.last - block * 32 + 1);
-    switch (per_lane) {
-      case 2:
-        key_dots<kType, 2>(q, k, a.head_dim, n_keys, acc);
-        break;
-      case 4:
-        key_dots<kType, 4>(q, k, a.head_dim, n_keys, acc);
-        break;
-      default:
-        key_dots<kType, 0>(q, k, a.head_dim, n_keys, acc);
-    }
-      // The five folds of 32 dots at once by recursive halving: lane j ends with key j.
-#pragma unroll
-    for (int mask = 16; mask > 0; mask >>= 1) {
-      const bool upper = (lane & mask) != 0;
-#pragma unroll
-      for (int i = 0; i < mask; ++i) {
-        const float keep = upper ? acc[i + mask] : acc[i];
-        const float send = upper ? acc[i] : acc[i + mask];
-        acc[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, send, mask));
-      }
-    }
-    const int key = block * 32 + lane;
-    if (key >= seen.first && key <= seen.last) {
-      const float score = __fmul_rn(acc[0], a.scale);
-      if (is_not_finite(score)) report_fault(a.fault, a.fault_op, key, score);
-      queries.scores[query * kSegmentKeys + key] = score;
-    }
-  }
-  __syncthreads();
   for (int query = warp; query < queries.n; query += kWarps) {
     const Visible seen = range(query);
     if (seen.last < seen.first) continue;
@@ -190,6 +170,44 @@ __device__ __forceinline__ void segment_scores(const AttentionArguments& a, cons
       queries.sums[query] = l;
     }
   }
+}
+
+/// m and l of one segment for all queries. `range(i)` gives visible keys relative to the segment.
+template <CacheType kType, typename Range>
+__device__ __forceinline__ void segment_scores(const AttentionArguments& a, const Queries& queries,
+                                               const typename Element<kType>::Type* keys,
+                                               const Range& range) {
+  using E = Element<kType>;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int per_lane = a.head_dim / 32;
+  for (int task = warp; task < queries.n * 4; task += kWarps) {
+    const int query = task / 4, block = task % 4;
+    const Visible seen = range(query);
+    if (seen.last < block * 32 || seen.first > block * 32 + 31) continue;
+    float acc[32];
+    const float* q = queries.q + query * a.head_dim + lane * per_lane;
+    const auto* k = keys + static_cast<size_t>(block) * 32 * a.head_dim + lane * per_lane;
+    const int n_keys = min(32, seen.last - block * 32 + 1);
+    switch (per_lane) {
+      case 2:
+        key_dots<kType, 2>(q, k, a.head_dim, n_keys, acc);
+        break;
+      case 4:
+        key_dots<kType, 4>(q, k, a.head_dim, n_keys, acc);
+        break;
+      default:
+        key_dots<kType, 0>(q, k, a.head_dim, n_keys, acc);
+    }
+    fold_32_dots<16>(acc, lane);
+    const int key = block * 32 + lane;
+    if (key >= seen.first && key <= seen.last) {
+      const float score = __fmul_rn(acc[0], a.scale);
+      if (is_not_finite(score)) report_fault(a.fault, a.fault_op, key, score);
+      queries.scores[query * kSegmentKeys + key] = score;
+    }
+  }
+  __syncthreads();
+  segment_softmax(queries, range);
   __syncthreads();
 }
 
@@ -226,26 +244,21 @@ __device__ __forceinline__ void wait_staged() {
 }
 
 struct SharedLayout {
-  int q, scores, maxima, sums, keys, values, coefficients, bytes;
+  int q, scores, maxima, sums, keys, values, bytes;
 };
 
-__host__ __device__ SharedLayout shared_layout(int n_queries, int head_dim, int element_bytes,
-                                               int max_segments) {
+__host__ __device__ inline int align16(int bytes) { return (bytes + 15) / 16 * 16; }
+
+/// Of the prefill kernel.
+__host__ __device__ inline SharedLayout shared_layout(int n_queries, int head_dim,
+                                                      int element_bytes) {
   SharedLayout at{};
-  int offset = 0;
-  const auto take = [&offset](int bytes) {
-    const int here = offset;
-    offset += (bytes + 15) / 16 * 16;
-    return here;
-  };
-  at.q = take(n_queries * head_dim * 4);
-  at.scores = take(n_queries * kSegmentKeys * 4);
-  at.maxima = take(n_queries * 4);
-  at.sums = take(n_queries * 4);
-  at.keys = take(kSegmentKeys * head_dim * element_bytes);
-  at.values = take(kSegmentKeys * head_dim * element_bytes);
-  at.coefficients = take(n_queries * max_segments * 8);
-  at.bytes = offset;
+  at.scores = align16(n_queries * head_dim * 4);
+  at.maxima = at.scores + n_queries * kSegmentKeys * 4;
+  at.sums = at.maxima + align16(n_queries * 4);
+  at.keys = at.sums + align16(n_queries * 4);
+  at.values = at.keys + kSegmentKeys * head_dim * element_bytes;
+  at.bytes = at.values + kSegmentKeys * head_dim * element_bytes;
   return at;
 }
 
@@ -255,88 +268,172 @@ __device__ __forceinline__ Queries queries_at(uint8_t* shared, const SharedLayou
           n};
 }
 
-template <CacheType kType>
-__global__ __launch_bounds__(kThreads) void decode_kernel(
-    const __grid_constant__ AttentionArguments a) {
-  using E = Element<kType>;
-  using T = typename E::Type;
-  extern __shared__ uint4 shared_words[];
-  uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
-  __shared__ bool is_last;
-  launch_dependents();
-  const int kv_head = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y),
-            token = static_cast<int>(blockIdx.z);
-  const int per_kv = a.n_heads / a.n_kv_heads, first_head = kv_head * per_kv;
-  const SharedLayout at =
-      shared_layout(per_kv, a.head_dim, static_cast<int>(sizeof(T)), a.max_segments);
-  const Queries queries = queries_at(shared, at, per_kv);
-  wait_for_inputs();
+// Decode: one thread block takes the segments split, split + splits, … of a token and KV head.
 
-  const int position = __ldcg(a.positions + token);
-  const int first_position = a.window > 0 ? max(0, position - a.window + 1) : 0;
-  const int first_segment = first_position / kSegmentKeys, last_segment = position / kSegmentKeys;
-  const int n_segments = last_segment - first_segment + 1;
-  if (split == (n_segments - 1) % a.splits) store_kv<kType>(a, token, kv_head);
-  const float* q_row = a.qkv + static_cast<size_t>(token) * a.qkv_stride + first_head * a.head_dim;
-  for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
-    const int head = i / a.head_dim, dim = i % a.head_dim;
-    queries.q[head * a.head_dim + lane_major(dim, a.head_dim)] =
-        rotated(a, q_row + head * a.head_dim, dim, position);
+constexpr int kWarpKeys =
+    kSegmentKeys / kWarps;  // keys of a segment whose scores one warp computes
+
+struct DecodeLayout {
+  int q, scores, maxima, sums, new_key, new_value, values, n_buffers, coefficients, bytes;
+};
+
+__host__ __device__ inline DecodeLayout decode_layout(int per_kv, int head_dim, int element_bytes,
+                                                      int max_segments) {
+  DecodeLayout at{};
+  const int rows = kSegmentKeys * head_dim * element_bytes;
+  at.scores = align16(per_kv * head_dim * 4);
+  at.maxima = at.scores + per_kv * kSegmentKeys * 4;
+  at.sums = at.maxima + align16(per_kv * 4);
+  at.new_key = at.sums + align16(per_kv * 4);
+  at.new_value = at.new_key + align16(head_dim * element_bytes);
+  at.coefficients = at.new_value + align16(head_dim * element_bytes);
+  at.values = at.coefficients + per_kv * max_segments * 16;
+  // A second buffer only where half a multiprocessor has room for it.
+  at.n_buffers = at.values + 2 * rows <= 112 * 1024 ? 2 : 1;
+  at.bytes = at.values + at.n_buffers * rows;
+  return at;
+}
+
+/// A lane's elements of one key row.
+template <CacheType kType, int kPerLane>
+struct alignas(sizeof(typename Element<kType>::Type) * kPerLane) KeyElements {
+  typename Element<kType>::Type v[kPerLane];
+};
+
+/// Reads past L1.
+template <typename T>
+__device__ __forceinline__ T load_past_l1(const T* from) {
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  T to;
+  if constexpr (sizeof(T) == 2) {
+    const auto v = __ldcg(reinterpret_cast<const unsigned short*>(from));
+    memcpy(&to, &v, sizeof(T));
+  } else if constexpr (sizeof(T) == 4) {
+    const auto v = __ldcg(reinterpret_cast<const unsigned int*>(from));
+    memcpy(&to, &v, sizeof(T));
+  } else if constexpr (sizeof(T) == 8) {
+    const auto v = __ldcg(reinterpret_cast<const uint2*>(from));
+    memcpy(&to, &v, sizeof(T));
+  } else {
+    const auto v = __ldcg(reinterpret_cast<const uint4*>(from));
+    memcpy(&to, &v, sizeof(T));
   }
-  __threadfence();  // the copies below read the new row past L1
-  __syncthreads();
+  return to;
+}
 
-  const size_t cache = (static_cast<size_t>(a.sequences[token]) * a.n_kv_heads + kv_head) *
-                       static_cast<size_t>(a.capacity) * a.head_dim;
-  float* partial = a.partial + (static_cast<size_t>(token) * a.n_heads + first_head) *
-                                   static_cast<size_t>(a.max_segments) * (a.head_dim + 2);
-  T* keys = reinterpret_cast<T*>(shared + at.keys);
-  T* values = reinterpret_cast<T*>(shared + at.values);
-  for (int s = split; s < n_segments; s += a.splits) {
-    const int base = (first_segment + s) * kSegmentKeys;
-    const Visible seen{max(0, first_position - base), min(kSegmentKeys - 1, position - base)};
-    const int n_elements = (seen.last + 1) * a.head_dim;
-    stage(static_cast<const T*>(a.keys) + cache + static_cast<size_t>(base) * a.head_dim, keys,
-          n_elements);
-    stage(static_cast<const T*>(a.values) + cache + static_cast<size_t>(base) * a.head_dim, values,
-          n_elements);
-    wait_staged<1>();
-    segment_scores<kType>(a, queries, keys, [&](int) { return seen; });
-    wait_staged<0>();
-    for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
-      const int head = i / a.head_dim, dim = i % a.head_dim;
-      float* to = partial + (static_cast<size_t>(head) * a.max_segments + s) * (a.head_dim + 2);
-      to[2 + dim] = segment_output<kType>(a, queries, values, head, dim, seen);
-      if (dim == 0) {
-        to[0] = queries.maxima[head];
-        to[1] = queries.sums[head];
+/// The key rows of one warp in one segment, a lane's elements of each.
+template <CacheType kType, int kPerLane>
+struct KeyRows {
+  KeyElements<kType, kPerLane> rows[kWarpKeys];
+
+  __device__ void load(const typename Element<kType>::Type* segment, int first_key, int last_key,
+                       int head_dim, int lane) {
+#pragma unroll
+    for (int j = 0; j < kWarpKeys; ++j)
+      if (first_key + j <= last_key)
+        rows[j] = load_past_l1(reinterpret_cast<const KeyElements<kType, kPerLane>*>(
+            segment + (first_key + j) * head_dim + lane * kPerLane));
+  }
+};
+
+/// Scores of the warp's 16 keys for all queries. `fresh` is the row of the key `fresh_key`, which
+/// may not be in the cache yet.
+template <CacheType kType, int kPerLane>
+__device__ __forceinline__ void decode_scores(const AttentionArguments& a, const Queries& queries,
+                                              KeyRows<kType, kPerLane>& keys,
+                                              const typename Element<kType>::Type* fresh,
+                                              int fresh_key, Visible seen) {
+  using E = Element<kType>;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_key = warp * kWarpKeys;
+  if (first_key > seen.last || first_key + kWarpKeys - 1 < seen.first) return;
+#pragma unroll
+  for (int j = 0; j < kWarpKeys; ++j)
+    if (first_key + j == fresh_key)
+      keys.rows[j] =
+          *reinterpret_cast<const KeyElements<kType, kPerLane>*>(fresh + lane * kPerLane);
+#pragma unroll 1
+  for (int query = 0; query < queries.n; query += 2) {
+    float acc[2 * kWarpKeys];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float q[kPerLane];
+      const float* from = queries.q + min(query + i, queries.n - 1) * a.head_dim + lane * kPerLane;
+#pragma unroll
+      for (int k = 0; k < kPerLane; ++k) q[k] = from[k];
+#pragma unroll
+      for (int j = 0; j < kWarpKeys; ++j) {
+        float sum = 0.0f;
+        if (first_key + j <= seen.last) {
+#pragma unroll
+          for (int k = 0; k < kPerLane; ++k)
+            sum = __fmaf_rn(q[k], E::widen(keys.rows[j].v[k]), sum);
+        }
+        acc[i * kWarpKeys + j] = sum;
       }
     }
-    __syncthreads();
+    fold_32_dots<16>(acc, lane);
+    const int key = first_key + lane % kWarpKeys, mine = query + lane / kWarpKeys;
+    if (key >= seen.first && key <= seen.last && mine < queries.n) {
+      const float score = __fmul_rn(acc[0], a.scale);
+      if (is_not_finite(score)) report_fault(a.fault, a.fault_op, key, score);
+      queries.scores[mine * kSegmentKeys + key] = score;
+    }
   }
+}
 
-  // The last thread block of this KV head merges the segments in ascending order.
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int32_t* counter = a.counters + token * a.n_kv_heads + kv_head;
-    is_last = atomicAdd(counter, 1) == a.splits - 1;
-    if (is_last) *counter = 0;
+/// o of one segment for dimensions 2·pair and 2·pair + 1: a chain over ascending keys each.
+template <CacheType kType>
+__device__ __forceinline__ float2 pair_output(const float* p,
+                                              const typename Element<kType>::Type* values,
+                                              int head_dim, int pair, Visible seen) {
+  using E = Element<kType>;
+  struct alignas(2 * sizeof(typename E::Type)) Pair {
+    typename E::Type x, y;
+  };
+  float2 o = make_float2(0.0f, 0.0f);
+  const Pair* column = reinterpret_cast<const Pair*>(values) + pair;
+  const int stride = head_dim / 2;
+  const auto add = [&](float weight, const Pair& v) {
+    o.x = __fmaf_rn(weight, E::widen(v.x), o.x);
+    o.y = __fmaf_rn(weight, E::widen(v.y), o.y);
+  };
+  int key = seen.first;
+  for (; key % 8 != 0 && key <= seen.last; ++key) add(p[key], column[key * stride]);
+  for (; key + 7 <= seen.last; key += 8) {
+    const float4 first = *reinterpret_cast<const float4*>(p + key);
+    const float4 second = *reinterpret_cast<const float4*>(p + key + 4);
+    Pair v[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) v[i] = column[(key + i) * stride];
+    add(first.x, v[0]);
+    add(first.y, v[1]);
+    add(first.z, v[2]);
+    add(first.w, v[3]);
+    add(second.x, v[4]);
+    add(second.y, v[5]);
+    add(second.z, v[6]);
+    add(second.w, v[7]);
   }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
+  for (; key <= seen.last; ++key) add(p[key], column[key * stride]);
+  return o;
+}
+
+/// Merges the segments of all heads of a KV head in ascending order; by the thread block that came
+/// last.
+__device__ __forceinline__ void merge_segments(const AttentionArguments& a, const float* partial,
+                                               int n_segments, int per_kv, float* out,
+                                               float4* coefficients) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int stride = a.head_dim + 2;
   // Running maxima first, so that all factors a = exp(m − m'), b = exp(m_seg − m') come at once.
-  float2* coefficients = reinterpret_cast<float2*>(shared + at.coefficients);
   for (int head = warp; head < per_kv; head += kWarps) {
     float before = __uint_as_float(0xff800000u);
     for (int base = 0; base < n_segments; base += 32) {
       const int s = base + lane;
-      const float m = s < n_segments
-                          ? __ldcg(partial + (static_cast<size_t>(head) * a.max_segments + s) *
-                                                 (a.head_dim + 2))
-                          : __uint_as_float(0xff800000u);
+      const float* from = partial + (static_cast<size_t>(head) * a.max_segments + s) * stride;
+      const float m = s < n_segments ? __ldcg(from) : __uint_as_float(0xff800000u);
+      const float l = s < n_segments ? __ldcg(from + 1) : 0.0f;
       float running = m;
 #pragma unroll
       for (int step = 1; step < 32; step <<= 1) {
@@ -346,33 +443,158 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(
       running = fmaxf(running, before);
       float previous = __shfl_up_sync(0xffffffffu, running, 1);
       if (lane == 0) previous = before;
-      if (s < n_segments && s > 0)
-        coefficients[head * a.max_segments + s] = make_float2(
-            exp_canonical(__fsub_rn(previous, running)), exp_canonical(__fsub_rn(m, running)));
+      if (s < n_segments)
+        coefficients[head * a.max_segments + s] =
+            s == 0 ? make_float4(0.0f, 0.0f, l, 0.0f)
+                   : make_float4(exp_canonical(__fsub_rn(previous, running)),
+                                 exp_canonical(__fsub_rn(m, running)), l, 0.0f);
       before = __shfl_sync(0xffffffffu, running, 31);
     }
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
     const int head = i / a.head_dim, dim = i % a.head_dim;
-    const float* from = partial + static_cast<size_t>(head) * a.max_segments * (a.head_dim + 2);
-    float l = __ldcg(from + 1), o = __ldcg(from + 2 + dim);
-#pragma unroll 4
-    for (int s = 1; s < n_segments; ++s) {
-      const float* segment = from + static_cast<size_t>(s) * (a.head_dim + 2);
-      const float2 factor = coefficients[head * a.max_segments + s];
-      const float l_segment = __ldcg(segment + 1), o_segment = __ldcg(segment + 2 + dim);
-      l = __fadd_rn(__fmul_rn(l, factor.x), __fmul_rn(l_segment, factor.y));
-      o = __fadd_rn(__fmul_rn(o, factor.x), __fmul_rn(o_segment, factor.y));
+    const float* from = partial + static_cast<size_t>(head) * a.max_segments * stride + 2 + dim;
+    const float4* factors = coefficients + head * a.max_segments;
+    float l = factors[0].z, o = __ldcg(from);
+    constexpr int kBatch = 16;
+    for (int base = 1; base < n_segments; base += kBatch) {
+      float loaded[kBatch];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k)
+        loaded[k] =
+            base + k < n_segments ? __ldcg(from + static_cast<size_t>(base + k) * stride) : 0.0f;
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (base + k >= n_segments) break;
+        const float4 factor = factors[base + k];
+        l = __fadd_rn(__fmul_rn(l, factor.x), __fmul_rn(factor.z, factor.y));
+        o = __fadd_rn(__fmul_rn(o, factor.x), __fmul_rn(loaded[k], factor.y));
+      }
     }
-    a.out[(static_cast<size_t>(token) * a.n_heads + first_head + head) * a.head_dim + dim] =
-        __fdiv_rn(o, l);
+    out[i] = __fdiv_rn(o, l);
   }
+}
+
+template <CacheType kType, int kPerLane>
+__global__ __launch_bounds__(kThreads,
+                             2) void decode_kernel(const __grid_constant__ AttentionArguments a) {
+  using E = Element<kType>;
+  using T = typename E::Type;
+  extern __shared__ uint4 shared_words[];
+  uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
+  __shared__ bool is_last;
+  launch_dependents();
+  const int kv_head = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y),
+            token = static_cast<int>(blockIdx.z);
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int per_kv = a.n_heads / a.n_kv_heads, first_head = kv_head * per_kv;
+  const DecodeLayout at =
+      decode_layout(per_kv, a.head_dim, static_cast<int>(sizeof(T)), a.max_segments);
+  const Queries queries = {reinterpret_cast<float*>(shared + at.q),
+                           reinterpret_cast<float*>(shared + at.scores),
+                           reinterpret_cast<float*>(shared + at.maxima),
+                           reinterpret_cast<float*>(shared + at.sums), per_kv};
+  T* new_key = reinterpret_cast<T*>(shared + at.new_key);
+  T* new_value = reinterpret_cast<T*>(shared + at.new_value);
+  T* values = reinterpret_cast<T*>(shared + at.values);
+  const int buffer_elements = kSegmentKeys * a.head_dim;
+
+  wait_for_inputs();
+  const int position = __ldcg(a.positions + token), sequence = __ldcg(a.sequences + token);
+  const int first_position = a.window > 0 ? max(0, position - a.window + 1) : 0;
+  const int first_segment = first_position / kSegmentKeys, last_segment = position / kSegmentKeys;
+  const int n_segments = last_segment - first_segment + 1, n_active = min(a.splits, n_segments);
+  if (split >= n_active) return;
+
+  const size_t cache = (static_cast<size_t>(sequence) * a.n_kv_heads + kv_head) *
+                       static_cast<size_t>(a.capacity) * a.head_dim;
+  const auto seen_of = [&](int s) {
+    const int base = (first_segment + s) * kSegmentKeys;
+    return Visible{max(0, first_position - base), min(kSegmentKeys - 1, position - base)};
+  };
+  // The row of this position comes from new_key and new_value: it may not be in the cache yet.
+  KeyRows<kType, kPerLane> rows;
+  const auto start = [&](int s, int buffer) {
+    const size_t base = cache + static_cast<size_t>(first_segment + s) * kSegmentKeys * a.head_dim;
+    const int n_rows = seen_of(s).last + (s + 1 == n_segments ? 0 : 1);
+    rows.load(static_cast<const T*>(a.keys) + base, warp * kWarpKeys, n_rows - 1, a.head_dim, lane);
+    stage(static_cast<const T*>(a.values) + base, values + buffer * buffer_elements,
+          n_rows * a.head_dim);
+  };
+  start(split, 0);
+  if (split == (n_segments - 1) % a.splits)
+    store_kv<kType>(a, token, kv_head, position, new_key, new_value);
+  const float* q_row = a.qkv + static_cast<size_t>(token) * a.qkv_stride + first_head * a.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim; i += kThreads) {
+    const int head = i / a.head_dim, dim = i % a.head_dim;
+    queries.q[head * a.head_dim + lane_major(dim, a.head_dim)] =
+        rotated(a, q_row + head * a.head_dim, dim, position);
+  }
+  __syncthreads();
+
+  float* partial = a.partial + (static_cast<size_t>(token) * a.n_heads + first_head) *
+                                   static_cast<size_t>(a.max_segments) * (a.head_dim + 2);
+  float* out = a.out + (static_cast<size_t>(token) * a.n_heads + first_head) * a.head_dim;
+  int buffer = 0;
+  for (int s = split; s < n_segments; s += a.splits) {
+    const Visible seen = seen_of(s);
+    const bool newest = s + 1 == n_segments, more = s + a.splits < n_segments;
+    decode_scores<kType, kPerLane>(a, queries, rows, new_key, newest ? seen.last : -1, seen);
+    T* segment_values = values + buffer * buffer_elements;
+    if (newest)
+      for (int i = static_cast<int>(threadIdx.x); i < a.head_dim; i += kThreads)
+        segment_values[seen.last * a.head_dim + i] = new_value[i];
+    const bool ahead = more && at.n_buffers == 2;
+    if (ahead) start(s + a.splits, buffer ^ 1);
+    __syncthreads();
+    segment_softmax(queries, [&](int) { return seen; });
+    if (ahead)
+      wait_staged<1>();
+    else
+      wait_staged<0>();
+    for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim / 2; i += kThreads) {
+      const int head = i / (a.head_dim / 2), pair = i % (a.head_dim / 2);
+      const float2 o = pair_output<kType>(queries.scores + head * kSegmentKeys, segment_values,
+                                          a.head_dim, pair, seen);
+      if (n_segments == 1) {
+        out[2 * i] = __fdiv_rn(o.x, queries.sums[head]);
+        out[2 * i + 1] = __fdiv_rn(o.y, queries.sums[head]);
+        continue;
+      }
+      float* to = partial + (static_cast<size_t>(head) * a.max_segments + s) * (a.head_dim + 2);
+      *reinterpret_cast<float2*>(to + 2 + 2 * pair) = o;
+      if (pair == 0)
+        *reinterpret_cast<float2*>(to) = make_float2(queries.maxima[head], queries.sums[head]);
+    }
+    if (!more) break;
+    __syncthreads();
+    if (ahead)
+      buffer ^= 1;
+    else
+      start(s + a.splits, 0);
+  }
+  if (n_segments == 1) return;
+
+  // The last thread block of this KV head merges the segments in ascending order.
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    int32_t* counter = a.counters + token * a.n_kv_heads + kv_head;
+    is_last = atomicAdd(counter, 1) == n_active - 1;
+    if (is_last) *counter = 0;
+  }
+  __syncthreads();
+  if (!is_last) return;
+  __threadfence();
+  merge_segments(a, partial, n_segments, per_kv, out,
+                 reinterpret_cast<float4*>(shared + at.coefficients));
 }
 
 template <CacheType kType>
 __global__ __launch_bounds__(128) void store_kernel(const __grid_constant__ AttentionArguments a) {
-  store_kv<kType>(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
+  const int token = static_cast<int>(blockIdx.x);
+  store_kv<kType>(a, token, static_cast<int>(blockIdx.y), a.positions[token], nullptr, nullptr);
 }
 
 /// Queries of consecutive tokens of one sequence and the heads of one KV head share the staged
@@ -389,7 +611,7 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(
   const int tile_begin = static_cast<int>(blockIdx.x) * tile_tokens;
   const int tile_end = min(tile_begin + tile_tokens, a.tokens);
   const SharedLayout at =
-      shared_layout(tile_tokens * per_kv, a.head_dim, static_cast<int>(sizeof(T)), 0);
+      shared_layout(tile_tokens * per_kv, a.head_dim, static_cast<int>(sizeof(T)));
   T* keys = reinterpret_cast<T*>(shared + at.keys);
   T* values = reinterpret_cast<T*>(shared + at.values);
   constexpr int kMost = kQueryTile * kMaxHeadDim / kThreads;  // outputs of a thread
@@ -473,11 +695,11 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(
   }
 }
 
-template <CacheType kType>
+template <CacheType kType, int kPerLane>
 void decode(const AttentionArguments& a, bool dependent, cudaStream_t stream) {
   using T = typename Element<kType>::Type;
-  static const cudaError_t configured = cudaFuncSetAttribute(
-      decode_kernel<kType>, cudaFuncAttributeMaxDynamicSharedMemorySize, kMostSharedBytes);
+  static const cudaError_t configured = configure_shared(
+      reinterpret_cast<const void*>(decode_kernel<kType, kPerLane>), kMostSharedBytes);
   ASSAY_CUDA(configured);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -487,13 +709,29 @@ void decode(const AttentionArguments& a, bool dependent, cudaStream_t stream) {
                         static_cast<unsigned>(a.tokens));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes =
-      static_cast<size_t>(shared_layout(a.n_heads / a.n_kv_heads, a.head_dim,
+      static_cast<size_t>(decode_layout(a.n_heads / a.n_kv_heads, a.head_dim,
                                         static_cast<int>(sizeof(T)), a.max_segments)
                               .bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
-  ASSAY_CUDA(cudaLaunchKernelEx(&config, decode_kernel<kType>, a));
+  ASSAY_CUDA(cudaLaunchKernelEx(&config, decode_kernel<kType, kPerLane>, a));
+}
+
+template <CacheType kType>
+void decode(const AttentionArguments& a, bool dependent, cudaStream_t stream) {
+  switch (a.head_dim) {
+    case 32:
+      return decode<kType, 1>(a, dependent, stream);
+    case 64:
+      return decode<kType, 2>(a, dependent, stream);
+    case 128:
+      return decode<kType, 4>(a, dependent, stream);
+    case 256:
+      if constexpr (kType != CacheType::kF32) return decode<kType, 8>(a, dependent, stream);
+  }
+  throw UnsupportedError("cuda: decode attention has no kernel for heads of " +
+                         std::to_string(a.head_dim) + " dimensions; use --device cpu");
 }
 
 template <CacheType kType>
@@ -508,7 +746,7 @@ void prefill(const AttentionArguments& a, cudaStream_t stream) {
   const int per_kv = a.n_heads / a.n_kv_heads;
   const int tile_tokens = per_kv >= kQueryTile ? 1 : kQueryTile / per_kv;
   const auto bytes = static_cast<size_t>(
-      shared_layout(tile_tokens * per_kv, a.head_dim, static_cast<int>(sizeof(T)), 0).bytes);
+      shared_layout(tile_tokens * per_kv, a.head_dim, static_cast<int>(sizeof(T))).bytes);
   const dim3 grid(static_cast<unsigned>((a.tokens + tile_tokens - 1) / tile_tokens),
                   static_cast<unsigned>(a.n_kv_heads));
   prefill_kernel<kType><<<grid, kThreads, bytes, stream>>>(a, tile_tokens);

@@ -98,8 +98,7 @@ __device__ __forceinline__ void quantize_group(const float (&y)[4], int group, i
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(y[i]) & 0x7fffffffu);
-#pragma unroll
-  for (int mask = 16; mask > 0; mask >>= 1) top = max(top, __shfl_xor_sync(0xffffffffu, top, mask));
+  top = __reduce_max_sync(0xffffffffu, top);
   int e = -100;
   if (top != 0) {
     e = block_exponent(__uint_as_float(top));
@@ -109,18 +108,19 @@ __device__ __forceinline__ void quantize_group(const float (&y)[4], int group, i
     }
   }
   const float inverse = __uint_as_float(static_cast<uint32_t>(127 - e) << 23);
-  uint32_t high = 0, low = 0;
-  int high_sum = 0, low_sum = 0;
+  uint32_t q[4], shifted[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int q = __float2int_rn(__fmul_rn(y[i], inverse));
-    const int h = (q + 128) >> 8;
-    const int l = q - 256 * h;
-    high |= (static_cast<uint32_t>(h) & 0xffu) << (8 * i);
-    low |= (static_cast<uint32_t>(l) & 0xffu) << (8 * i);
-    high_sum += h;
-    low_sum += l;
+    q[i] = static_cast<uint32_t>(__float2int_rn(__fmul_rn(y[i], inverse)));
+    shifted[i] = q[i] + 128;
   }
+  // l is the low byte of q as it stands, h the second byte of q + 128.
+  const uint32_t low =
+      __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
+  const uint32_t high = __byte_perm(__byte_perm(shifted[0], shifted[1], 0x0051),
+                                    __byte_perm(shifted[2], shifted[3], 0x0051), 0x5410);
+  int high_sum = __dp4a(static_cast<int>(high), 0x01010101, 0);
+  int low_sum = __dp4a(static_cast<int>(low), 0x01010101, 0);
   const int base =
       (group * 2 + lane / 16) * 32 + (lane % 4) * 4 + (lane % 16) / 8 * 2 + (lane % 8) / 4;
   out.planes[base] = high;

@@ -194,6 +194,8 @@ __global__ __launch_bounds__(kThreads) void check_kernel(const float* values, in
 template <typename... Parameters, typename... Values>
 void launch(void (*kernel)(Parameters...), dim3 grid, bool dependent, cudaStream_t stream,
             Values... values) {
+  // As the kernels beside it in a decode step, so that they can overlap.
+  ASSAY_CUDA(configure_shared(reinterpret_cast<const void*>(kernel), 0));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

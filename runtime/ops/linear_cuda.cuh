@@ -196,6 +196,70 @@ __device__ __forceinline__ void decode_scales(const DeviceMatrix& m,
   }
 }
 
+/// Bytes of scales and of `extra` of one unit (16 rows, one segment) in memory.
+struct UnitScaleBytes {
+  int scales, extra;
+};
+__host__ __device__ inline UnitScaleBytes unit_scale_bytes(const DeviceMatrix& m) {
+  switch (m.kind) {
+    case MatrixKind::kSuper4:
+      return {kTileRows * 32, 0};
+    case MatrixKind::kSuper6:
+      return {kTileRows * 32, kTileRows * 4};
+    case MatrixKind::kFloat16:
+      return {kTileRows * 8, 0};
+    default: {
+      const int n = kTileRows * kSegmentGroups * m.pieces;
+      const int scales = n * (m.scale_type == ScaleType::kF32 ? 4 : 2);
+      if (m.kind == MatrixKind::kAffine4) return {scales, scales};
+      return {scales, m.zero_constant < 0 ? n : 0};
+    }
+  }
+}
+
+/// Scales of group `inside` of a unit for rows `row` and row + 8, decoded from the unit's scales.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void read_weights(const DeviceMatrix& m, const uint8_t* scales,
+                                             const uint8_t* extra, int row, int inside,
+                                             GroupWeights<kKind, kPieces>& to) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + 8 * half;
+    if constexpr (kKind == MatrixKind::kFloat16) {
+      to.scale[half][0] = __uint_as_float(
+          static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(scales)[r * 4 + inside]) << 16);
+    } else if constexpr (kKind == MatrixKind::kSuper4) {
+      const uint4 super = reinterpret_cast<const uint4*>(scales)[r * 2 + inside / 2];
+      to.scale[half][0] = scale_value(super.x & 0xffffu, ScaleType::kF16);
+      to.minimum[half][0] = scale_value(super.x >> 16, ScaleType::kF16);
+      const bool second = inside & 1;
+      to.sub[half][0] = second ? super.w : super.y;
+      to.sub[half][1] =
+          second ? (super.y >> 24) | ((super.z >> 24) << 8) | ((super.w >> 24) << 16) : super.z;
+    } else if constexpr (kKind == MatrixKind::kSuper6) {
+      const uint2 sub = reinterpret_cast<const uint2*>(scales)[r * 4 + inside];
+      to.sub[half][0] = sub.x;
+      to.sub[half][1] = sub.y;
+      to.scale[half][0] = scale_value(reinterpret_cast<const uint16_t*>(extra)[r * 2 + inside / 2],
+                                      ScaleType::kF16);
+    } else {
+      const int at = (r * kSegmentGroups + inside) * kPieces;
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        to.scale[half][piece] =
+            m.scale_type == ScaleType::kF32
+                ? reinterpret_cast<const float*>(scales)[at + piece]
+                : scale_value(reinterpret_cast<const uint16_t*>(scales)[at + piece], m.scale_type);
+        if constexpr (kKind == MatrixKind::kAffine4)
+          to.minimum[half][piece] =
+              scale_value(reinterpret_cast<const uint16_t*>(extra)[at + piece], m.scale_type);
+        else
+          to.zero[half][piece] = m.zero_constant >= 0 ? m.zero_constant : extra[at + piece];
+      }
+    }
+  }
+}
+
 /// Exact integer sums of one group: rows r and r + 8 against the two planes of the lane's token.
 template <MatrixKind kKind, int kPieces>
 struct GroupSums {
@@ -206,14 +270,18 @@ struct GroupSums {
   int c[kCount][4];
 };
 
-/// Multiplies the codes of one group with the operand words `b` of the lane's token and plane.
 template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void multiply_group(const uint4* words, const uint32_t (&b)[8],
-                                               GroupSums<kKind, kPieces>& sums) {
+__device__ __forceinline__ void clear_sums(GroupSums<kKind, kPieces>& sums) {
 #pragma unroll
   for (int i = 0; i < GroupSums<kKind, kPieces>::kCount; ++i)
 #pragma unroll
     for (int k = 0; k < 4; ++k) sums.c[i][k] = 0;
+}
+
+/// Adds the products of the codes of one group and the operand words `b` of the lane's column.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void add_products(const uint4* words, const uint32_t (&b)[8],
+                                             GroupSums<kKind, kPieces>& sums) {
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     uint32_t a[4];
@@ -233,25 +301,35 @@ __device__ __forceinline__ void multiply_group(const uint4* words, const uint32_
   }
 }
 
-__device__ __forceinline__ void fold_term(float value, float scale, float& acc, uint32_t& worst) {
-  worst = max(worst, __float_as_uint(scale) & 0x7fffffffu);
-  acc = __fmaf_rn(value, scale, acc);
+/// Multiplies the codes of one group with the operand words `b` of the lane's token and plane.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void multiply_group(const uint4* words, const uint32_t (&b)[8],
+                                               GroupSums<kKind, kPieces>& sums) {
+  clear_sums(sums);
+  add_products<kKind, kPieces>(words, b, sums);
 }
 
-/// Adds one group of 128 columns to the segment sums of rows r and r + 8, in the order of
-/// arithmetic.md §3. `worst` keeps the largest magnitude of a product of scales.
+/// Terms that one group adds to a row: (value, product of scales).
 template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void fold_group(const GroupSums<kKind, kPieces>& sums,
-                                           const GroupWeights<kKind, kPieces>& w,
-                                           const GroupInput& x, float (&acc)[2], uint32_t& worst) {
+inline constexpr int kTerms = kKind == MatrixKind::kSuper4    ? 2
+                              : kKind == MatrixKind::kSuper6  ? 1
+                              : kKind == MatrixKind::kAffine4 ? 2 * kPieces
+                                                              : kPieces;
+
+/// Calls emit(half, i, value, scale) for the terms of one group of 128 columns and rows r and
+/// r + 8, in the order of arithmetic.md §3: acc = fma(value, scale, acc).
+template <MatrixKind kKind, int kPieces, typename Emit>
+__device__ __forceinline__ void group_terms(const GroupSums<kKind, kPieces>& sums,
+                                            const GroupWeights<kKind, kPieces>& w,
+                                            const GroupInput& x, const Emit& emit) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if constexpr (kKind == MatrixKind::kFloat16) {
       const float high = __int2float_rn(sums.c[0][2 * half]);
       const float middle = __int2float_rn(sums.c[0][2 * half + 1] + sums.c[1][2 * half]);
       const float low = __int2float_rn(sums.c[1][2 * half + 1]);
-      fold_term(__fmaf_rn(65536.0f, high, __fmaf_rn(256.0f, middle, low)),
-                __fmul_rn(w.scale[half][0], x.scale), acc[half], worst);
+      emit(half, 0, __fmaf_rn(65536.0f, high, __fmaf_rn(256.0f, middle, low)),
+           __fmul_rn(w.scale[half][0], x.scale));
     } else if constexpr (kKind == MatrixKind::kSuper4) {
       int high = 0, low = 0, minimum = 0;
 #pragma unroll
@@ -262,9 +340,9 @@ __device__ __forceinline__ void fold_group(const GroupSums<kKind, kPieces>& sums
         low += sub_scale * sums.c[j][2 * half + 1];
         minimum += sub_min * component_of(x.sums32, j);
       }
-      fold_term(__fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
-                __fmul_rn(w.scale[half][0], x.scale), acc[half], worst);
-      fold_term(__int2float_rn(minimum), __fmul_rn(-w.minimum[half][0], x.scale), acc[half], worst);
+      emit(half, 0, __fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
+           __fmul_rn(w.scale[half][0], x.scale));
+      emit(half, 1, __int2float_rn(minimum), __fmul_rn(-w.minimum[half][0], x.scale));
     } else if constexpr (kKind == MatrixKind::kSuper6) {
       int high = 0, low = 0;
 #pragma unroll
@@ -273,8 +351,8 @@ __device__ __forceinline__ void fold_group(const GroupSums<kKind, kPieces>& sums
         high += sub * (sums.c[j][2 * half] - 32 * static_cast<int16_t>(x.sums16[j] & 0xffff));
         low += sub * (sums.c[j][2 * half + 1] - 32 * (x.sums16[j] >> 16));
       }
-      fold_term(__fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
-                __fmul_rn(w.scale[half][0], x.scale), acc[half], worst);
+      emit(half, 0, __fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
+           __fmul_rn(w.scale[half][0], x.scale));
     } else {
 #pragma unroll
       for (int piece = 0; piece < kPieces; ++piece) {
@@ -285,15 +363,27 @@ __device__ __forceinline__ void fold_group(const GroupSums<kKind, kPieces>& sums
         const float scale = __fmul_rn(w.scale[half][piece], x.scale);
         const int both = 256 * sums.c[piece][2 * half] + sums.c[piece][2 * half + 1];
         if constexpr (kKind == MatrixKind::kAffine4) {
-          fold_term(__int2float_rn(both), scale, acc[half], worst);
-          fold_term(__int2float_rn(sum), __fmul_rn(w.minimum[half][piece], x.scale), acc[half],
-                    worst);
+          emit(half, 2 * piece, __int2float_rn(both), scale);
+          emit(half, 2 * piece + 1, __int2float_rn(sum),
+               __fmul_rn(w.minimum[half][piece], x.scale));
         } else {
-          fold_term(__int2float_rn(both - w.zero[half][piece] * sum), scale, acc[half], worst);
+          emit(half, piece, __int2float_rn(both - w.zero[half][piece] * sum), scale);
         }
       }
     }
   }
+}
+
+/// Adds one group to the segment sums of rows r and r + 8. `worst` keeps the largest magnitude of a
+/// product of scales.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void fold_group(const GroupSums<kKind, kPieces>& sums,
+                                           const GroupWeights<kKind, kPieces>& w,
+                                           const GroupInput& x, float (&acc)[2], uint32_t& worst) {
+  group_terms<kKind, kPieces>(sums, w, x, [&](int half, int, float value, float scale) {
+    worst = max(worst, __float_as_uint(scale) & 0x7fffffffu);
+    acc[half] = __fmaf_rn(value, scale, acc[half]);
+  });
 }
 
 /// Reads what the fold of this kind needs.
@@ -319,57 +409,37 @@ __device__ __forceinline__ GroupInput load_input(const float* scales, const int3
   return x;
 }
 
-/// Which kinds one build of the vector kernel holds: fewer kinds need fewer registers, so more
-/// warps run. Each class holds those before it.
-enum class KernelClass : int {
-  kPlain,   // one scale per 128 columns, or two planes
-  kSuper,   // K-quants
-  kPieces,  // scales per 32 or 64 columns
-};
-
-constexpr KernelClass class_of(MatrixKind kind, int pieces) {
-  if (kind == MatrixKind::kSuper4 || kind == MatrixKind::kSuper6) return KernelClass::kSuper;
-  return pieces == 1 ? KernelClass::kPlain : KernelClass::kPieces;
-}
-
-template <MatrixKind kKind, int kPieces>
-inline constexpr KernelClass kClassOf = class_of(kKind, kPieces);
-
-/// Calls `body.template operator()<kind, pieces>()` for the kind of a matrix, which is of this
-/// class.
-template <KernelClass kClass, typename Body>
+/// Calls `body.template operator()<kind, pieces>()` for the kind of a matrix.
+template <typename Body>
 __device__ __forceinline__ void dispatch_kind(const DeviceMatrix& m, const Body& body) {
-  const auto run = [&]<MatrixKind kKind, int kPieces>() {
-    if constexpr (kClassOf<kKind, kPieces> <= kClass) body.template operator()<kKind, kPieces>();
-  };
   switch (m.kind) {
     case MatrixKind::kGroup4:
       if (m.pieces == 1)
-        run.template operator()<MatrixKind::kGroup4, 1>();
+        body.template operator()<MatrixKind::kGroup4, 1>();
       else if (m.pieces == 2)
-        run.template operator()<MatrixKind::kGroup4, 2>();
+        body.template operator()<MatrixKind::kGroup4, 2>();
       else
-        run.template operator()<MatrixKind::kGroup4, 4>();
+        body.template operator()<MatrixKind::kGroup4, 4>();
       break;
     case MatrixKind::kGroup8:
       if (m.pieces == 1)
-        run.template operator()<MatrixKind::kGroup8, 1>();
+        body.template operator()<MatrixKind::kGroup8, 1>();
       else if (m.pieces == 2)
-        run.template operator()<MatrixKind::kGroup8, 2>();
+        body.template operator()<MatrixKind::kGroup8, 2>();
       else
-        run.template operator()<MatrixKind::kGroup8, 4>();
+        body.template operator()<MatrixKind::kGroup8, 4>();
       break;
     case MatrixKind::kAffine4:
-      run.template operator()<MatrixKind::kAffine4, 4>();
+      body.template operator()<MatrixKind::kAffine4, 4>();
       break;
     case MatrixKind::kSuper4:
-      run.template operator()<MatrixKind::kSuper4, 1>();
+      body.template operator()<MatrixKind::kSuper4, 1>();
       break;
     case MatrixKind::kSuper6:
-      run.template operator()<MatrixKind::kSuper6, 1>();
+      body.template operator()<MatrixKind::kSuper6, 1>();
       break;
     case MatrixKind::kFloat16:
-      run.template operator()<MatrixKind::kFloat16, 1>();
+      body.template operator()<MatrixKind::kFloat16, 1>();
       break;
   }
 }

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "convert/core/host_device.h"
+
 // Linear layers on CUDA: the bits of ops/linear.h. Plain data and launchers; no model class.
 
 namespace assay::cuda {
@@ -49,7 +51,7 @@ struct DeviceMatrix {
 };
 
 /// 16-byte words of codes per tile and group.
-constexpr int words_per_group(MatrixKind kind) {
+ASSAY_HD constexpr int words_per_group(MatrixKind kind) {
   switch (kind) {
     case MatrixKind::kGroup4:
     case MatrixKind::kAffine4:
@@ -111,6 +113,7 @@ struct GemvArguments {
   int32_t out_stride = 0;
   int32_t tokens = 1;
   int32_t most_tiles = 0;  // largest share: sizes the shared memory
+  int32_t ring_bytes = 0;  // per warp; set by the launch
   Epilogue epilogue = Epilogue::kStore;
   int32_t fault_op = 0;
   DeviceFault* fault = nullptr;
@@ -119,8 +122,6 @@ struct GemvArguments {
 /// y = W·quantize(norm(x)): 1 … 4 tokens. Reads the weights once. Enqueues on `stream`; with
 /// `dependent`, as a programmatic dependent launch.
 void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream);
-/// Shared memory of such a launch, bytes.
-size_t gemv_shared_bytes(const GemvArguments& arguments);
 
 /// rms_norm (if norm_weight) and quantization of rows to `out`.
 void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,

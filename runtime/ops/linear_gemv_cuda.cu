@@ -6,34 +6,69 @@
 namespace assay::cuda {
 namespace {
 
-constexpr int kThreads = 256;  // of the norm kernel
+constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
-/// Threads of a thread block of the vector kernel: as many as the registers of the class allow.
-template <KernelClass kClass>
-constexpr int kThreadsOf = kClass == KernelClass::kPlain   ? 512
-                           : kClass == KernelClass::kSuper ? 384
-                                                           : 256;
+// One thread block per multiprocessor and launch, of at most half a multiprocessor's registers and
+// shared memory: the next kernel's thread block then sits beside this one, fills its ring with
+// weights and waits for its input.
+constexpr int kHalfShared = 112 * 1024;
+constexpr int kMostShared = 227 * 1024;
+constexpr int kMostSlots = 8;
+constexpr int kHeldGroups = 4;  // groups of the input that a warp keeps in registers
 
-/// Shared memory of one thread block: activations of up to four tokens, then segment sums.
-struct SharedLayout {
-  int planes, sums16, sums32, sums128, scales, x, partial, segment_sums, bytes;
+/// Groups of one part, the piece that one copy brings: about 4 KB of codes.
+template <MatrixKind kKind>
+constexpr int kPartGroups = kQuantumGroups<kKind>;
+
+ASSAY_HD constexpr int part_groups(MatrixKind kind) {
+  return words_per_group(kind) <= 64 ? 4 : words_per_group(kind) <= 128 ? 2 : 1;
+}
+
+/// A warp's ring: `slots` parts of codes, then `scale_slots` units of scales.
+struct RingShape {
+  int slots, scale_slots, part_bytes, scale_bytes;
+  __host__ __device__ int bytes() const { return slots * part_bytes + scale_slots * scale_bytes; }
 };
 
-__host__ __device__ SharedLayout shared_layout(int columns, int groups, int tokens, int sums) {
+/// The largest ring in `bytes` (a multiple of 128); slots is 0 if there is no room for one.
+__host__ __device__ inline RingShape ring_shape(const DeviceMatrix& m, int bytes) {
+  const UnitScaleBytes scales = unit_scale_bytes(m);
+  RingShape ring{};
+  const int groups = part_groups(m.kind), parts = kSegmentGroups / groups;
+  ring.part_bytes = groups * words_per_group(m.kind) * 16;
+  ring.scale_bytes = (scales.scales + scales.extra + 127) / 128 * 128;
+  for (int slots = parts; slots <= kMostSlots; slots += parts) {
+    RingShape larger = ring;
+    larger.slots = slots;
+    larger.scale_slots = slots / parts + 1;
+    if (larger.bytes() > bytes) break;
+    ring = larger;
+  }
+  return ring;
+}
+
+/// Shared memory of one thread block: rings of all warps, barriers, activations of up to four
+/// tokens, then segment sums.
+struct SharedLayout {
+  int barriers, planes, sums16, sums32, sums128, scales, partial, segment_sums, bytes;
+};
+
+__host__ __device__ inline SharedLayout shared_layout(int ring_bytes, int columns, int groups,
+                                                      int tokens, int sums) {
   SharedLayout at{};
-  int offset = 0;
+  int offset = ring_bytes * kWarps;
   const auto take = [&offset](int bytes) {
     const int here = offset;
     offset += (bytes + 15) / 16 * 16;
     return here;
   };
+  at.barriers = take(kWarps * kMostSlots * 8);
   at.planes = take(tokens * groups * 256);
   at.sums16 = take(tokens * groups * 32);
   at.sums32 = take(tokens * groups * 16);
   at.sums128 = take(tokens * groups * 4);
   at.scales = take(tokens * groups * 4);
-  at.x = take(groups * kGroupColumns * 4);
   at.partial = take((columns + 255) / 256 * 4);
   at.segment_sums = take(sums * 4);
   at.bytes = offset;
@@ -56,12 +91,63 @@ __device__ __forceinline__ void load_columns(const float* x, int group, int lane
   for (int i = 0; i < 4; ++i) y[i] = first + i < columns ? __ldcg(x + first + i) : 0.0f;
 }
 
-/// Norm and quantization of all tokens into shared memory; every thread block does it for itself.
-template <int kBlockWarps>
-__device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int columns, int groups,
-                                               const SharedLayout& at, uint8_t* shared) {
+/// 1 / sqrt(mean(x²) + eps) of a row in global memory, by all warps of the thread block. `partial`
+/// holds one float per 256 columns. Ends with every thread holding the value.
+__device__ __forceinline__ float inverse_rms_of(const float* x, int columns, float eps,
+                                                float inverse_n, float* partial) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  float* x = reinterpret_cast<float*>(shared + at.x);
+  const int n_blocks = (columns + 255) / 256;
+  for (int block = warp; block < n_blocks; block += 2 * kWarps) {
+    float v[2][8], acc[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int at = (block + i * kWarps) * 256 + k * 32 + lane;
+        v[i][k] = at < columns ? __ldcg(x + at) : 0.0f;
+      }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        const int at = (block + i * kWarps) * 256 + k * 32 + lane;
+        if (at < columns) acc[i] = __fmaf_rn(v[i][k], v[i][k], acc[i]);
+      }
+      acc[i] = fold_lanes(acc[i]);
+      if (lane == 0 && block + i * kWarps < n_blocks) partial[block + i * kWarps] = acc[i];
+    }
+  }
+  __syncthreads();
+  float total = partial[0];
+  for (int block = 1; block < n_blocks; ++block) total = __fadd_rn(total, partial[block]);
+  const float mean = __fmul_rn(total, inverse_n);
+  return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
+}
+
+/// Weights of the norm for the groups that a warp keeps in registers; they depend on no other
+/// kernel.
+struct HeldNorm {
+  float weight[kHeldGroups][4];
+};
+
+__device__ __forceinline__ void load_norm(const GemvArguments& a, int columns, int groups,
+                                          HeldNorm& norm) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int k = 0; k < kHeldGroups; ++k) {
+    const int group = warp + k * kWarps;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) norm.weight[k][i] = 0.0f;
+    if (a.norm_weight != nullptr && group < groups)
+      load_columns(a.norm_weight, group, lane, columns, norm.weight[k]);
+  }
+}
+
+/// Norm and quantization of all tokens into shared memory; every thread block does it for itself.
+__device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int columns, int groups,
+                                               const SharedLayout& at, const HeldNorm& norm,
+                                               uint8_t* shared) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int token = 0; token < a.tokens; ++token) {
     const float* from = a.x + static_cast<size_t>(token) * columns;
     const GroupTarget target{reinterpret_cast<uint32_t*>(shared + at.planes) + token * groups * 64,
@@ -69,172 +155,420 @@ __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int colum
                              reinterpret_cast<int32_t*>(shared + at.sums32) + token * groups * 4,
                              reinterpret_cast<int32_t*>(shared + at.sums128) + token * groups,
                              reinterpret_cast<float*>(shared + at.scales) + token * groups};
-    float y[4];
-    if (a.norm_weight == nullptr) {
-      for (int group = warp; group < groups; group += kBlockWarps) {
-        load_columns(from, group, lane, columns, y);
-        quantize_group(y, group, lane, target, a.fault_op, a.fault);
+    constexpr int kRound = kHeldGroups * kWarps;
+    float y[kHeldGroups][4], next[kHeldGroups][4];
+    const auto load = [&](const float* row, int base, float(&to)[kHeldGroups][4]) {
+#pragma unroll
+      for (int k = 0; k < kHeldGroups; ++k) {
+        const int group = base + k * kWarps;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[k][i] = 0.0f;
+        if (group < groups) load_columns(row, group, lane, columns, to[k]);
       }
-      continue;
-    }
-    for (int group = warp; group < groups; group += kBlockWarps) {
-      load_columns(from, group, lane, columns, y);
+    };
+    const bool has_norm = a.norm_weight != nullptr;
+    float r = 1.0f;
+    load(from, warp, y);
+    if (has_norm)
+      r = inverse_rms_of(from, columns, a.eps, a.inverse_n,
+                         reinterpret_cast<float*>(shared + at.partial));
+    for (int base = warp; base < groups; base += kRound) {
+      load(from, base + kRound, next);  // on its way while this round is quantized
+      float weight[kHeldGroups][4];
+      if (has_norm && base == warp) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[group * kGroupColumns + lane * 4 + i] = y[i];
-    }
-    __syncthreads();
-    const float r =
-        inverse_rms(x, columns, a.eps, a.inverse_n, reinterpret_cast<float*>(shared + at.partial));
-    for (int group = warp; group < groups; group += kBlockWarps) {
-      const int first = group * kGroupColumns + lane * 4;
+        for (int k = 0; k < kHeldGroups; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        y[i] = first + i < columns
-                   ? __fmul_rn(__fmul_rn(x[first + i], r), __ldg(a.norm_weight + first + i))
-                   : 0.0f;
-      quantize_group(y, group, lane, target, a.fault_op, a.fault);
+          for (int i = 0; i < 4; ++i) weight[k][i] = norm.weight[k][i];
+      } else if (has_norm) {
+        load(a.norm_weight, base, weight);
+      }
+#pragma unroll
+      for (int k = 0; k < kHeldGroups; ++k) {
+        if (has_norm) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) y[k][i] = __fmul_rn(__fmul_rn(y[k][i], r), weight[k][i]);
+        }
+        if (base + k * kWarps < groups)
+          quantize_group(y[k], base + k * kWarps, lane, target, a.fault_op, a.fault);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[k][i] = next[k][i];
+      }
     }
     __syncthreads();
   }
-  __syncthreads();
 }
 
-/// A warp's codes and scales that are on their way.
-template <MatrixKind kKind, int kPieces>
-struct Quantum {
-  uint4 codes[kQuantumGroups<kKind> * kWords<kKind>];
-  QuantumScales<kKind, kPieces> scales;
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// A warp's barrier that completes when all bytes of a part have arrived.
+__device__ __forceinline__ void init_barrier(uint32_t barrier) {
+#if __CUDA_ARCH__ >= 900
+  constexpr int kArrivals = 1;
+#else
+  constexpr int kArrivals = 32;
+#endif
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(kArrivals) : "memory");
+}
+
+__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (done == 0) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+#else
+    asm volatile(
+        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+#endif
+  }
+}
+
+/// Up to three ranges of one part that travel together.
+struct PartCopy {
+  const void* from[3];
+  uint32_t to[3];
+  uint32_t bytes[3];  // multiples of 16, or 0
 };
 
-template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void load_quantum(const DeviceMatrix& m, int tile, int group, int lane,
-                                             Quantum<kKind, kPieces>& q) {
-  constexpr int kGroups = kQuantumGroups<kKind>, kPer = kWords<kKind>;
-  const uint4* from = m.codes + (static_cast<size_t>(tile) * m.groups + group) * (kPer * 32) + lane;
+/// Starts the copies of a part; by all lanes of the warp.
+__device__ __forceinline__ void start_copy(const PartCopy& copy, uint32_t barrier, int lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane != 0) return;
+  uint64_t once;  // weights are read once per step: they leave the cache first
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
+               "r"(copy.bytes[0] + copy.bytes[1] + copy.bytes[2])
+               : "memory");
 #pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
+  for (int i = 0; i < 3; ++i)
+    if (copy.bytes[i] != 0)
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+          "[%1], %2, [%3], %4;" ::"r"(copy.to[i]),
+          "l"(copy.from[i]), "r"(copy.bytes[i]), "r"(barrier), "l"(once)
+          : "memory");
+#else
 #pragma unroll
-    for (int w = 0; w < kPer; ++w)
-      q.codes[g * kPer + w] =
-          group + g < m.groups ? __ldcs(from + (g * kPer + w) * 32) : make_uint4(0, 0, 0, 0);
-  }
-  load_scales<kKind, kPieces>(m, tile, group, lane, q.scales);
+  for (int i = 0; i < 3; ++i)
+    for (uint32_t at = lane * 16; at < copy.bytes[i]; at += 512)
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(copy.to[i] + at),
+                   "l"(static_cast<const uint8_t*>(copy.from[i]) + at)
+                   : "memory");
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+#endif
 }
 
-template <MatrixKind kKind, int kPieces, int kBlockThreads>
-__device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMatrix& m,
-                                          const BlockShare& share, uint8_t* shared) {
-  constexpr int kGroups = kQuantumGroups<kKind>, kPer = kWords<kKind>;
-  constexpr int kBlockWarps = kBlockThreads / 32;
-  constexpr int kQuanta = kSegmentGroups / kGroups;  // per segment
+/// The parts of a warp's units, unit warp, warp + kWarps, … of the thread block's share, in order.
+class Ring {
+ public:
+  __device__ Ring(const DeviceMatrix& m, const BlockShare& share, int ring_bytes, uint8_t* memory,
+                  uint32_t barriers, int warp, int lane)
+      : m_(m),
+        shape_(ring_shape(m, ring_bytes)),
+        scale_bytes_(unit_scale_bytes(m)),
+        part_groups_(part_groups(m.kind)),
+        group_words_(words_per_group(m.kind)),
+        memory_(memory),
+        barriers_(barriers),
+        lane_(lane),
+        n_units_((share.end - share.begin) * m.segments),
+        issue_unit_(warp),
+        issue_tile_(share.begin + warp / m.segments),
+        issue_segment_(warp % m.segments) {
+    if (lane == 0)
+      for (int i = 0; i < shape_.slots; ++i) init_barrier(barriers + 8 * i);
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncwarp();
+    for (int i = 0; i < shape_.slots; ++i) issue();
+  }
+
+  /// Waits for the next part and gives its codes.
+  __device__ const uint4* wait() const {
+    wait_barrier(barriers_ + 8 * slot_, phase_);
+    return reinterpret_cast<const uint4*>(memory_ + slot_ * shape_.part_bytes);
+  }
+  /// Hands the part back and asks for the next one. `last` of its unit.
+  __device__ void release() {
+    __syncwarp();
+    issue();
+    if (++slot_ == shape_.slots) {
+      slot_ = 0;
+      phase_ ^= 1;
+    }
+  }
+  /// Scales of the unit under way; they stay until the first part of the next unit is released.
+  __device__ const uint8_t* scales() const {
+    return memory_ + shape_.slots * shape_.part_bytes + scale_slot_ * shape_.scale_bytes;
+  }
+  __device__ const uint8_t* extra() const { return scales() + scale_bytes_.scales; }
+  __device__ void next_unit() {
+    if (++scale_slot_ == shape_.scale_slots) scale_slot_ = 0;
+  }
+
+ private:
+  __device__ void issue() {
+    if (issue_unit_ >= n_units_) return;
+    PartCopy copy{};
+    const int first = issue_segment_ * kSegmentGroups + issue_part_ * part_groups_;
+    const int groups = max(0, min(part_groups_, m_.groups - first));
+    copy.from[0] = m_.codes + (static_cast<size_t>(issue_tile_) * m_.groups + first) *
+                                  static_cast<size_t>(group_words_);
+    copy.to[0] = shared_address(memory_ + issue_slot_ * shape_.part_bytes);
+    copy.bytes[0] = static_cast<uint32_t>(groups * group_words_ * 16);
+    if (issue_part_ == 0) {
+      const size_t unit = static_cast<size_t>(issue_tile_) * m_.segments + issue_segment_;
+      copy.from[1] = static_cast<const uint8_t*>(m_.scales) + unit * scale_bytes_.scales;
+      copy.to[1] = shared_address(memory_ + shape_.slots * shape_.part_bytes +
+                                  issue_scale_slot_ * shape_.scale_bytes);
+      copy.bytes[1] = static_cast<uint32_t>(scale_bytes_.scales);
+      copy.from[2] = static_cast<const uint8_t*>(m_.extra) + unit * scale_bytes_.extra;
+      copy.to[2] = copy.to[1] + copy.bytes[1];
+      copy.bytes[2] = static_cast<uint32_t>(scale_bytes_.extra);
+      if (++issue_scale_slot_ == shape_.scale_slots) issue_scale_slot_ = 0;
+    }
+    start_copy(copy, barriers_ + 8 * issue_slot_, lane_);
+    if (++issue_slot_ == shape_.slots) issue_slot_ = 0;
+    if (++issue_part_ * part_groups_ < kSegmentGroups) return;
+    issue_part_ = 0;
+    issue_unit_ += kWarps;
+    issue_segment_ += kWarps;
+    while (issue_segment_ >= m_.segments) {
+      issue_segment_ -= m_.segments;
+      ++issue_tile_;
+    }
+  }
+
+  const DeviceMatrix& m_;
+  const RingShape shape_;
+  const UnitScaleBytes scale_bytes_;
+  const int part_groups_, group_words_;
+  uint8_t* memory_;
+  uint32_t barriers_;
+  int lane_;
+  int n_units_;
+  int issue_unit_, issue_tile_, issue_segment_, issue_part_ = 0;
+  int issue_slot_ = 0, issue_scale_slot_ = 0;
+  int slot_ = 0, scale_slot_ = 0;
+  uint32_t phase_ = 0;
+};
+
+/// Activations in shared memory as one lane reads them.
+struct Inputs {
+  const uint4* planes;
+  const int32_t *sums16, *sums32, *sums128;
+  const float* scales;
+
+  __device__ Inputs(const uint8_t* shared, const SharedLayout& at, int groups, int operand_token,
+                    int fold_token, int lane)
+      : planes(reinterpret_cast<const uint4*>(shared + at.planes) + operand_token * groups * 16 +
+               ((lane / 4) & 1) * 4 + lane % 4),
+        sums16(reinterpret_cast<const int32_t*>(shared + at.sums16) + fold_token * groups * 8),
+        sums32(reinterpret_cast<const int32_t*>(shared + at.sums32) + fold_token * groups * 4),
+        sums128(reinterpret_cast<const int32_t*>(shared + at.sums128) + fold_token * groups),
+        scales(reinterpret_cast<const float*>(shared + at.scales) + fold_token * groups) {}
+
+  /// Operand words of the lane's column for one group.
+  __device__ void operands(int group, uint32_t (&b)[8]) const {
+    const uint4 first = planes[group * 16], second = planes[group * 16 + 8];
+    b[0] = first.x, b[1] = first.y, b[2] = first.z, b[3] = first.w;
+    b[4] = second.x, b[5] = second.y, b[6] = second.z, b[7] = second.w;
+  }
+};
+
+template <MatrixKind kKind>
+__device__ __forceinline__ void load_codes(const uint4* part, int inside, int lane,
+                                           uint4 (&words)[kWords<kKind>]) {
+#pragma unroll
+  for (int w = 0; w < kWords<kKind>; ++w) words[w] = part[(inside * kWords<kKind> + w) * 32 + lane];
+}
+
+/// Segment sums of one unit for one token. The four column pairs of the products hold the four
+/// groups of the segment: lane t of a quad folds group t, and the chain passes through the lanes.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, const Inputs& in,
+                                            int segment, int lane, float (&acc)[2],
+                                            uint32_t& worst) {
+  using Sums = GroupSums<kKind, kPieces>;
+  constexpr int kChains = Sums::kCount <= 2 ? 2 : 1;  // independent sums, so that products overlap
+  const int first = segment * kSegmentGroups, pair = lane / 8;
+  uint32_t b[8];
+  in.operands(min(first + pair, m.groups - 1), b);
+  if (first + pair >= m.groups) {
+#pragma unroll
+    for (uint32_t& word : b) word = 0;
+  }
+  Sums sums[kChains];
+#pragma unroll
+  for (Sums& s : sums) clear_sums(s);
+#pragma unroll
+  for (int part = 0; part < kSegmentGroups / kPartGroups<kKind>; ++part) {
+    const uint4* codes = ring.wait();
+#pragma unroll
+    for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
+      const int g = part * kPartGroups<kKind> + inside;
+      uint4 words[kWords<kKind>];
+      load_codes<kKind>(codes, inside, lane, words);
+      uint32_t own[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) own[i] = pair == g ? b[i] : 0;
+      add_products<kKind, kPieces>(words, own, sums[g % kChains]);
+    }
+    ring.release();
+  }
+  if constexpr (kChains == 2) {
+#pragma unroll
+    for (int i = 0; i < Sums::kCount; ++i)
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sums[0].c[i][k] += sums[1].c[i][k];
+  }
+  const int t = lane % 4, mine = min(first + t, m.groups - 1);
+  GroupWeights<kKind, kPieces> weights;
+  read_weights<kKind, kPieces>(m, ring.scales(), ring.extra(), lane / 4, t, weights);
+  const GroupInput input = load_input<kKind, kPieces>(in.scales, in.sums128, in.sums32, in.sums16,
+                                                      static_cast<size_t>(mine));
+  float values[2][kTerms<kKind, kPieces>], factors[2][kTerms<kKind, kPieces>];
+  group_terms<kKind, kPieces>(sums[0], weights, input,
+                              [&](int half, int i, float value, float factor) {
+                                values[half][i] = value;
+                                factors[half][i] = factor;
+                                worst = max(worst, __float_as_uint(factor) & 0x7fffffffu);
+                              });
+#pragma unroll
+  for (int g = 0; g < kSegmentGroups; ++g) {
+    if (first + g >= m.groups) break;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = acc[half];
+#pragma unroll
+      for (int i = 0; i < kTerms<kKind, kPieces>; ++i)
+        sum = __fmaf_rn(values[half][i], factors[half][i], sum);
+      acc[half] = __shfl_sync(0xffffffffu, sum, (lane & 28) | g);
+    }
+  }
+  ring.next_unit();
+}
+
+/// Segment sums of one unit for two to four tokens: column pair i of the products is token i.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, const Inputs& in,
+                                             int segment, int lane, float (&acc)[2],
+                                             uint32_t& worst) {
+  const int first = segment * kSegmentGroups;
+#pragma unroll
+  for (int part = 0; part < kSegmentGroups / kPartGroups<kKind>; ++part) {
+    const uint4* codes = ring.wait();
+#pragma unroll 1
+    for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
+      const int g = part * kPartGroups<kKind> + inside, group = first + g;
+      if (group >= m.groups) break;
+      uint4 words[kWords<kKind>];
+      load_codes<kKind>(codes, inside, lane, words);
+      uint32_t b[8];
+      in.operands(group, b);
+      GroupSums<kKind, kPieces> sums;
+      multiply_group<kKind, kPieces>(words, b, sums);
+      GroupWeights<kKind, kPieces> weights;
+      read_weights<kKind, kPieces>(m, ring.scales(), ring.extra(), lane / 4, g, weights);
+      const GroupInput input = load_input<kKind, kPieces>(in.scales, in.sums128, in.sums32,
+                                                          in.sums16, static_cast<size_t>(group));
+      fold_group<kKind, kPieces>(sums, weights, input, acc, worst);
+    }
+    ring.release();
+  }
+  ring.next_unit();
+}
+
+/// All units of a warp; segment sums go to shared memory.
+template <MatrixKind kKind, int kPieces, bool kSingle>
+__device__ __forceinline__ void run_units(const GemvArguments& a, const DeviceMatrix& m, Ring& ring,
+                                          const Inputs& inputs, int n_units, float* segment_sums,
+                                          uint32_t& worst) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int n_units = (share.end - share.begin) * m.segments;
-  const SharedLayout at = shared_layout(m.columns, m.groups, a.tokens,
+  int segment = warp % m.segments;
+#pragma unroll 1
+  for (int unit = warp; unit < n_units; unit += kWarps) {
+    float acc[2] = {0.0f, 0.0f};
+    if constexpr (kSingle)
+      single_unit<kKind, kPieces>(m, ring, inputs, segment, lane, acc, worst);
+    else
+      several_unit<kKind, kPieces>(m, ring, inputs, segment, lane, acc, worst);
+    const int token = lane % 4;
+    if (token < (kSingle ? 1 : a.tokens)) {
+      float* to = segment_sums + (token * n_units + unit) * kTileRows;
+      to[lane / 4] = acc[0];
+      to[lane / 4 + 8] = acc[1];
+    }
+    segment += kWarps;
+    while (segment >= m.segments) segment -= m.segments;
+  }
+}
+
+template <bool kSingle>
+__global__ __launch_bounds__(kThreads,
+                             2) void gemv_kernel(const __grid_constant__ GemvArguments a) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  launch_dependents();
+  const BlockShare share = a.shares[blockIdx.x];
+  const DeviceMatrix& m = a.matrices[share.matrix];
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int n_tiles = share.end - share.begin, n_units = n_tiles * m.segments;
+  const SharedLayout at = shared_layout(a.ring_bytes, m.columns, m.groups, a.tokens,
                                         a.most_tiles * m.segments * kTileRows * a.tokens);
   float* segment_sums = reinterpret_cast<float*>(shared + at.segment_sums);
 
-  // A warp takes units (tile, segment) warp, warp + kBlockWarps, …; its next quantum is always on
-  // its way.
-  int unit = warp, quantum = 0;
-  int tile = share.begin + unit / m.segments, segment = unit % m.segments;
-  Quantum<kKind, kPieces> next;
-  if (unit < n_units) load_quantum<kKind, kPieces>(m, tile, segment * kSegmentGroups, lane, next);
+  Ring ring(m, share, a.ring_bytes, shared + warp * a.ring_bytes,
+            shared_address(shared + at.barriers) + warp * kMostSlots * 8, warp, lane);
+  HeldNorm norm;
+  load_norm(a, m.columns, m.groups, norm);
 
   wait_for_inputs();
-  prepare_inputs<kBlockWarps>(a, m.columns, m.groups, at, shared);
-
-  const int multiple = a.tokens > 1 ? 1 : 0;
-  const int operand_token = multiple * min(lane / 8, a.tokens - 1), plane = (lane / 4) & 1;
-  const int fold_token = multiple * min(lane % 4, a.tokens - 1);
-  const uint4* planes = reinterpret_cast<const uint4*>(shared + at.planes) +
-                        operand_token * m.groups * 16 + plane * 4 + lane % 4;
-  const int32_t* sums16 =
-      reinterpret_cast<const int32_t*>(shared + at.sums16) + fold_token * m.groups * 8;
-  const int32_t* sums32 =
-      reinterpret_cast<const int32_t*>(shared + at.sums32) + fold_token * m.groups * 4;
-  const int32_t* sums128 =
-      reinterpret_cast<const int32_t*>(shared + at.sums128) + fold_token * m.groups;
-  const float* scales = reinterpret_cast<const float*>(shared + at.scales) + fold_token * m.groups;
+  // What the result is added to is no result of the kernel before: fetched early.
+  const int n_outputs =
+      n_tiles * (a.epilogue == Epilogue::kSwiGlu ? kTileRows / 2 : kTileRows) * a.tokens;
+  float* out = a.out + a.out_offset[share.matrix];
+  const auto target_of = [&](int i) -> float* {
+    const int token = i / (n_tiles * kTileRows), in_token = i % (n_tiles * kTileRows);
+    return out + static_cast<size_t>(token) * a.out_stride + share.begin * kTileRows + in_token;
+  };
+  const auto row_of = [&](int i) { return share.begin * kTileRows + i % (n_tiles * kTileRows); };
+  float before = 0.0f;
+  if (a.epilogue == Epilogue::kAddTo && static_cast<int>(threadIdx.x) < n_outputs &&
+      row_of(static_cast<int>(threadIdx.x)) < m.rows)
+    before = __ldcg(target_of(static_cast<int>(threadIdx.x)));
+  prepare_inputs(a, m.columns, m.groups, at, norm, shared);
 
   uint32_t worst = 0;
-  float acc[2] = {0.0f, 0.0f};
-  while (unit < n_units) {
-    const Quantum<kKind, kPieces> now = next;
-    const int now_unit = unit, now_tile = tile,
-              now_group = segment * kSegmentGroups + quantum * kGroups;
-    const bool last = quantum + 1 == kQuanta;
-    if (last) {
-      quantum = 0;
-      unit += kBlockWarps;
-      segment += kBlockWarps;
-      while (segment >= m.segments) {
-        segment -= m.segments;
-        ++tile;
-      }
-    } else {
-      ++quantum;
-    }
-    if (unit < n_units)
-      load_quantum<kKind, kPieces>(m, tile, segment * kSegmentGroups + quantum * kGroups, lane,
-                                   next);
-    const auto add = [&](auto&& present) {
-      // Products of several groups overlap where a group alone has too few independent ones.
-      constexpr int kBatch = GroupSums<kKind, kPieces>::kCount >= 4 ? 1 : kGroups;
-#pragma unroll
-      for (int base = 0; base < kGroups; base += kBatch) {
-        GroupSums<kKind, kPieces> sums[kBatch];
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int group = now_group + base + i;
-          if (!present(base + i)) continue;
-          const uint4 first = planes[group * 16], second = planes[group * 16 + 8];
-          const uint32_t b[8] = {first.x,  first.y,  first.z,  first.w,
-                                 second.x, second.y, second.z, second.w};
-          multiply_group<kKind, kPieces>(now.codes + (base + i) * kPer, b, sums[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-          const int group = now_group + base + i;
-          if (!present(base + i)) continue;
-          GroupWeights<kKind, kPieces> weights;
-          decode_scales<kKind, kPieces>(m, now.scales, base + i, now_tile, group, lane, weights);
-          const GroupInput input = load_input<kKind, kPieces>(scales, sums128, sums32, sums16,
-                                                              static_cast<size_t>(group));
-          fold_group<kKind, kPieces>(sums[i], weights, input, acc, worst);
-        }
-      }
-    };
-    if (now_group + kGroups <= m.groups) {
-      add([](int) { return true; });  // no branches: the products of all groups overlap
-    } else {
-      add([&](int g) { return now_group + g < m.groups; });
-    }
-    if (last) {
-      const int token = lane % 4;
-      if (token < a.tokens) {
-        float* to = segment_sums + (token * n_units + now_unit) * kTileRows;
-        to[lane / 4] = acc[0];
-        to[lane / 4 + 8] = acc[1];
-      }
-      acc[0] = acc[1] = 0.0f;
-    }
-  }
+  const Inputs inputs(shared, at, m.groups, kSingle ? 0 : min(lane / 8, a.tokens - 1),
+                      kSingle ? 0 : min(lane % 4, a.tokens - 1), lane);
+  dispatch_kind(m, [&]<MatrixKind kKind, int kPieces>() {
+    run_units<kKind, kPieces, kSingle>(a, m, ring, inputs, n_units, segment_sums, worst);
+  });
   if (worst >= 0x7f800000u)
     report_fault(a.fault, a.fault_op, share.begin * kTileRows, __uint_as_float(worst));
   __syncthreads();
 
   // Segment sums in ascending order; the total starts as the first.
-  const int n_tiles = share.end - share.begin;
   const auto total = [&](int token, int row_tile, int row) {
     const float* from = segment_sums + (token * n_units + row_tile * m.segments) * kTileRows + row;
     float sum = from[0];
+#pragma unroll 8
     for (int s = 1; s < m.segments; ++s) sum = __fadd_rn(sum, from[s * kTileRows]);
     return sum;
   };
-  const float* bias = a.bias[share.matrix];
-  float* out = a.out + a.out_offset[share.matrix];
   if (a.epilogue == Epilogue::kSwiGlu) {
-    for (int i = static_cast<int>(threadIdx.x); i < n_tiles * 8 * a.tokens; i += kBlockThreads) {
+    for (int i = static_cast<int>(threadIdx.x); i < n_outputs; i += kThreads) {
       const int token = i / (n_tiles * 8), row_tile = i % (n_tiles * 8) / 8, row = i % 8;
       const float gate = total(token, row_tile, row), up = total(token, row_tile, row + 8);
       const int to = (share.begin + row_tile) * 8 + row;
@@ -243,30 +577,19 @@ __device__ __forceinline__ void run_share(const GemvArguments& a, const DeviceMa
     }
     return;
   }
-  for (int i = static_cast<int>(threadIdx.x); i < n_tiles * kTileRows * a.tokens;
-       i += kBlockThreads) {
-    const int token = i / (n_tiles * kTileRows), row_tile = i % (n_tiles * kTileRows) / kTileRows,
-              row = i % kTileRows;
-    const int to = (share.begin + row_tile) * kTileRows + row;
-    if (to >= m.rows) continue;
-    float y = total(token, row_tile, row);
-    if (bias != nullptr) y = __fadd_rn(y, __ldg(bias + to));
-    float* target = out + static_cast<size_t>(token) * a.out_stride + to;
-    *target = a.epilogue == Epilogue::kAddTo ? __fadd_rn(__ldcg(target), y) : y;
+  const float* bias = a.bias[share.matrix];
+  for (int i = static_cast<int>(threadIdx.x); i < n_outputs; i += kThreads) {
+    const int token = i / (n_tiles * kTileRows), row_tile = i % (n_tiles * kTileRows) / kTileRows;
+    if (row_of(i) >= m.rows) continue;
+    float y = total(token, row_tile, i % kTileRows);
+    if (bias != nullptr) y = __fadd_rn(y, __ldg(bias + row_of(i)));
+    float* target = target_of(i);
+    if (a.epilogue == Epilogue::kAddTo) {
+      if (i >= kThreads) before = __ldcg(target);
+      y = __fadd_rn(before, y);
+    }
+    *target = y;
   }
-}
-
-template <KernelClass kClass>
-__global__ __launch_bounds__(kThreadsOf<kClass>,
-                             1) void gemv_kernel(const __grid_constant__ GemvArguments a) {
-  extern __shared__ uint4 shared_words[];
-  uint8_t* shared = reinterpret_cast<uint8_t*>(shared_words);
-  launch_dependents();
-  const BlockShare share = a.shares[blockIdx.x];
-  const DeviceMatrix& m = a.matrices[share.matrix];
-  dispatch_kind<kClass>(m, [&]<MatrixKind kKind, int kPieces>() {
-    run_share<kKind, kPieces, kThreadsOf<kClass>>(a, m, share, shared);
-  });
 }
 
 __global__ __launch_bounds__(kThreads) void norm_quantize_kernel(
@@ -302,51 +625,62 @@ __global__ __launch_bounds__(kThreads) void norm_quantize_kernel(
 
 }  // namespace
 
-size_t gemv_shared_bytes(const GemvArguments& a) {
-  int most = 0;
-  for (const DeviceMatrix& m : a.matrices) {
-    if (m.codes == nullptr) continue;
-    most = std::max(most, shared_layout(m.columns, m.groups, a.tokens,
-                                        a.most_tiles * m.segments * kTileRows * a.tokens)
-                              .bytes);
-  }
-  return static_cast<size_t>(most);
-}
-
 namespace {
 
-template <KernelClass kClass>
-void launch_class(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream) {
-  static const cudaError_t configured = cudaFuncSetAttribute(
-      gemv_kernel<kClass>, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
+/// Sizes the rings: what half a multiprocessor has left beside the activations, or, if that is no
+/// ring at all, what a whole one has. Returns the bytes of shared memory.
+int size_rings(GemvArguments& a) {
+  int fixed = 0;
+  for (const DeviceMatrix& m : a.matrices) {
+    if (m.codes == nullptr) continue;
+    fixed = std::max(fixed, shared_layout(0, m.columns, m.groups, a.tokens,
+                                          a.most_tiles * m.segments * kTileRows * a.tokens)
+                                .bytes);
+  }
+  for (const int limit : {kHalfShared, kMostShared}) {
+    a.ring_bytes = (limit - fixed) / kWarps / 128 * 128;
+    bool fits = a.ring_bytes > 0;
+    int needed = 0;
+    for (const DeviceMatrix& m : a.matrices) {
+      if (m.codes == nullptr) continue;
+      const RingShape ring = ring_shape(m, a.ring_bytes);
+      fits = fits && ring.slots > 0;
+      needed = std::max(needed, ring.bytes());
+    }
+    if (!fits) continue;
+    a.ring_bytes = (needed + 127) / 128 * 128;
+    return fixed + a.ring_bytes * kWarps;
+  }
+  throw UnsupportedError("cuda: a matrix of " + std::to_string(a.matrices[0].columns) +
+                         " columns does not fit the vector kernel; use --device cpu");
+}
+
+template <bool kSingle>
+void launch_tokens(const GemvArguments& from, int grid, bool dependent, cudaStream_t stream) {
+  static const cudaError_t configured =
+      configure_shared(reinterpret_cast<const void*>(gemv_kernel<kSingle>), kMostShared);
   ASSAY_CUDA(configured);
+  GemvArguments arguments = from;
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(kThreadsOf<kClass>);
-  config.dynamicSmemBytes = gemv_shared_bytes(arguments);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(size_rings(arguments));
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
-  ASSAY_CUDA(cudaLaunchKernelEx(&config, gemv_kernel<kClass>, arguments));
+  ASSAY_CUDA(cudaLaunchKernelEx(&config, gemv_kernel<kSingle>, arguments));
 }
 
 }  // namespace
 
 void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream) {
-  KernelClass needed = KernelClass::kPlain;
-  for (const DeviceMatrix& m : arguments.matrices)
-    if (m.codes != nullptr) needed = std::max(needed, class_of(m.kind, m.pieces));
-  switch (needed) {
-    case KernelClass::kPlain:
-      return launch_class<KernelClass::kPlain>(arguments, grid, dependent, stream);
-    case KernelClass::kSuper:
-      return launch_class<KernelClass::kSuper>(arguments, grid, dependent, stream);
-    case KernelClass::kPieces:
-      return launch_class<KernelClass::kPieces>(arguments, grid, dependent, stream);
-  }
+  if (arguments.tokens == 1)
+    launch_tokens<true>(arguments, grid, dependent, stream);
+  else
+    launch_tokens<false>(arguments, grid, dependent, stream);
 }
 
 void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,

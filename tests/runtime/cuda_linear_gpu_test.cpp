@@ -75,6 +75,10 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
   linear(PackedMatrix::pack(format, c.rows, c.columns, group, read), block, {}, expected.data(),
          c.rows);
 
+  if (c.format == "Q5_1") {  // no kernel: refused by name
+    EXPECT_THROW(pack_matrix("test", format, c.rows, c.columns, group, read), UnsupportedError);
+    return;
+  }
   const HostMatrix host = pack_matrix("test", format, c.rows, c.columns, group, read);
   const DeviceBuffer codes = upload(host.codes), scales = upload(host.scales),
                      extra = upload(host.extra);

@@ -200,7 +200,8 @@ TEST_F(Generate, TheSameSeedDrawsTheSameTokens) {
 }
 
 TEST_F(Generate, BenchReportsRatesAndTheHashOfTheLogits) {
-  const RunResult decode = run({"bench", "decode", model_, "--tokens", "3", "-r", "2", "--nodes", "--json"});
+  const RunResult decode =
+      run({"bench", "decode", model_, "--tokens", "3", "-r", "2", "--nodes", "--json"});
   const RunResult prefill =
       run({"bench", "prefill", model_, "--tokens", "9", "--depth", "4", "-r", "1", "--json"});
 
