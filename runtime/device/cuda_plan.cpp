@@ -311,6 +311,7 @@ class Builder {
     const std::vector<Op>& ops = plan_.program.ops;
     LinearStep step;
     if (const auto* norm = std::get_if<RmsNormOp>(&ops[i].kind)) {
+      if (norm->weight < 0 || norm->n_heads != 1 || norm->out == norm->in) refuse(ops[i]);
       step.input = norm->in;
       step.norm_weight = vector(norm->weight);
       step.eps = norm->eps;

@@ -182,7 +182,7 @@ TEST_P(CudaExecutorTest, LedgerIsWithinTwoPercentOfTheDriver) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaExecutorTest, testing::ValuesIn(model_paths()),
-                         [](const auto& info) { return "model" + std::to_string(info.index); });
+                         [](const auto& model) { return "model" + std::to_string(model.index); });
 
 }  // namespace
 }  // namespace assay::cuda
