@@ -1,4 +1,4 @@
-#include "runtime/isa.h"
+#include "convert/core/isa.h"
 
 #include <array>
 #include <atomic>
