@@ -25,6 +25,28 @@ void check_encoder_input(const WeightFormat& format, std::span<const float> row,
 /// Empty if `value` is an f16; else that it is not, naming `what` it is.
 std::optional<RepackObstacle> f16_obstacle(std::string_view what, float value);
 
+/// 1/d as the encoders use it: 0 where d is zero or so small that 1/d is infinite (d is then stored
+/// as zero, too).
+inline float inverse_or_zero(float d) {
+  const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
+  return std::isfinite(inverse) ? inverse : 0.0f;
+}
+
+/// Nearest integer of a number within ±1.5, halves away from zero.
+inline int round_away(float value) { return value >= 0.5f ? 1 : (value <= -0.5f ? -1 : 0); }
+
+/// Σ |w| == 0: an importance matrix that says nothing about these columns. They count alike then
+/// (case B63); the searches would find no scale at all.
+inline bool all_zero(const float* values, int n) {
+  for (int i = 0; i < n; ++i) {
+    if (values[i] != 0.0f) return false;
+  }
+  return true;
+}
+
+/// Whether an f16 has the exponent of infinities and NaN.
+inline bool f16_is_not_finite(uint16_t bits) { return (bits & 0x7c00u) == 0x7c00u; }
+
 /// Rows that are fixed-size blocks one after another, at any alignment. `Derived` gives, for one
 /// block of `kColumns` columns:
 ///   static void decode(const Block&, float* out)
@@ -37,16 +59,16 @@ class BlockFormat : public WeightFormat {
   struct EncoderInput {
     const float* x;           // (kColumns)
     const float* importance;  // (kColumns), or nullptr: no importance matrix
-    float row_mean_square;    // Σ x² / n over the whole row; only with importance
+    float row_mean_square;    // Σ x² / n over the whole row; only with importance, 32 columns
   };
 
   int64_t block_columns() const final { return kColumns; }
   int64_t block_bytes() const final { return static_cast<int64_t>(sizeof(Block)); }
-  int64_t fixed_group() const final { return kColumns; }
+  int64_t fixed_group() const override { return kColumns; }
   bool can_encode() const final { return true; }
 
   void read_integers(const WeightView& view, int64_t row, IntegerRow& out) const final {
-    resize_integer_row(*this, view.columns, kColumns, out);
+    resize_integer_row(*this, view.columns, fixed_group(), out);
     for_each_block(view, row, [&](const Block& block, int64_t b) {
       Derived::integers(block, b, out);
       return true;
@@ -78,13 +100,16 @@ class BlockFormat : public WeightFormat {
                   std::span<std::byte> out) const final {
     check_encoder_input(*this, row, importance, out);
     float mean_square = 0.0f;
-    if (!importance.empty()) {
+    if (kColumns == 32 && !importance.empty()) {
       for (const float x : row) mean_square += x * x;
       mean_square = mean_square / static_cast<float>(row.size());
     }
     const auto n_blocks = static_cast<int64_t>(row.size()) / kColumns;
+    float ones[kColumns];
+    for (float& one : ones) one = 1.0f;
     for (int64_t b = 0; b < n_blocks; ++b) {
       const float* weights = importance.empty() ? nullptr : importance.data() + b * kColumns;
+      if (weights != nullptr && all_zero(weights, kColumns)) weights = ones;
       Block block{};
       Derived::encode({row.data() + b * kColumns, weights, mean_square}, block);
       std::memcpy(out.data() + b * block_bytes(), &block, sizeof(Block));
@@ -119,24 +144,5 @@ class BlockFormat : public WeightFormat {
     }
   }
 };
-
-/// 1/d as the encoders use it: 0 where d is zero or so small that 1/d is infinite (d is then stored
-/// as zero, too).
-inline float inverse_or_zero(float d) {
-  const float inverse = d != 0.0f ? 1.0f / d : 0.0f;
-  return std::isfinite(inverse) ? inverse : 0.0f;
-}
-
-/// Σ |w| == 0: an importance matrix that says nothing about these columns. They count alike then
-/// (case B63); the searches would find no scale at all.
-inline bool all_zero(const float* values, int n) {
-  for (int i = 0; i < n; ++i) {
-    if (values[i] != 0.0f) return false;
-  }
-  return true;
-}
-
-/// Whether an f16 has the exponent of infinities and NaN.
-inline bool f16_is_not_finite(uint16_t bits) { return (bits & 0x7c00u) == 0x7c00u; }
 
 }  // namespace assay

@@ -65,7 +65,7 @@ class WeightFormat {
   /// general.file_type of a GGUF file whose matrices have this format (formats.md §7.6).
   virtual std::optional<uint32_t> gguf_file_type() const { return std::nullopt; }
   virtual Fold fold() const = 0;
-  virtual int code_bits() const = 0;               // 4, 5, 6 or 8; 16 or 32 for kFloat
+  virtual int code_bits() const = 0;               // 2 to 8; 16 or 32 for kFloat
   virtual int64_t block_columns() const = 0;       // columns that are stored together (1, 32, 256)
   virtual int64_t block_bytes() const = 0;         // bytes of one block in `data`
   virtual int64_t sub_block() const { return 0; }  // kSuperBlock: columns per sub-scale
@@ -87,8 +87,11 @@ class WeightFormat {
 
   /// Whether encode_row exists.
   virtual bool can_encode() const { return false; }
+  /// Whether encode_row refuses to work without importance.
+  virtual bool needs_importance() const { return false; }
   /// Encodes one row the way ggml's reference quantizer does (formats.md §6, no contraction), or
-  /// rounds to nearest even for scalars. `importance` is empty or has one weight per column.
+  /// rounds to nearest even for scalars. `importance` is empty or has one weight per column; blocks
+  /// in which it is all zero count their columns alike.
   virtual void encode_row(std::span<const float> row, std::span<const float> importance,
                           std::span<std::byte> out) const;
 

@@ -65,11 +65,7 @@ class Q4_0Format final : public BlockFormat<Q4_0Format, BlockQ4_0, 32> {
     uint8_t codes[32];
     if (input.importance != nullptr) {
       float weights[32];
-      const bool uniform = all_zero(input.importance, 32);
-      for (int i = 0; i < 32; ++i) {
-        const float q = uniform ? 1.0f : input.importance[i];
-        weights[i] = q * std::sqrt(input.row_mean_square + input.x[i] * input.x[i]);
-      }
+      weigh_by_importance(32, input.row_mean_square, input.x, input.importance, weights);
       out.d = f32_to_f16(search_signed_scale(32, 8, input.x, weights, codes));
     } else {
       out.d = f32_to_f16(encode_by_extreme(input.x, codes));

@@ -69,11 +69,7 @@ class Q4_1Format final : public BlockFormat<Q4_1Format, BlockQ4_1, 32> {
     uint8_t codes[32];
     if (input.importance != nullptr) {
       float weights[32];
-      const bool uniform = all_zero(input.importance, 32);
-      for (int i = 0; i < 32; ++i) {
-        const float q = uniform ? 1.0f : input.importance[i];
-        weights[i] = q * std::sqrt(input.row_mean_square + input.x[i] * input.x[i]);
-      }
+      weigh_by_importance(32, input.row_mean_square, input.x, input.importance, weights);
       const AffineGrid grid =
           search_affine_grid(32, 15, input.x, weights, {-0.9f, 0.05f, 36}, codes);
       out.d = f32_to_f16(grid.scale);

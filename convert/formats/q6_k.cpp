@@ -72,7 +72,11 @@ class Q6_KFormat final : public BlockFormat<Q6_KFormat, BlockQ6_K, 256> {
     for (int j = 0; j < kSubBlocks; ++j) {
       out.scales[j] = static_cast<int8_t>(std::min(127, nearest_code(inverse * scales[j])));
     }
-    recompute_codes(input.x, out, codes);
+    const float d = f16_to_f32(out.d);
+    for (int j = 0; j < kSubBlocks; ++j) {
+      recompute_signed_codes(kSubColumns, input.x + kSubColumns * j,
+                             d * static_cast<float>(out.scales[j]), 32, codes + kSubColumns * j);
+    }
     pack(codes, out);
   }
 
@@ -103,18 +107,6 @@ class Q6_KFormat final : public BlockFormat<Q6_KFormat, BlockQ6_K, 256> {
         out.ql[64 * half + l + 32] = static_cast<uint8_t>((c1 & 15) | ((c3 & 15) << 4));
         out.qh[32 * half + l] = static_cast<uint8_t>((c0 >> 4) | ((c1 >> 4) << 2) |
                                                      ((c2 >> 4) << 4) | ((c3 >> 4) << 6));
-      }
-    }
-  }
-
-  /// Codes again, now for the scales as they are stored. A sub-block whose scale became zero keeps
-  /// the codes of the search.
-  static void recompute_codes(const float* x, const BlockQ6_K& block, uint8_t* codes) {
-    for (int j = 0; j < kSubBlocks; ++j) {
-      const float scale = f16_to_f32(block.d) * static_cast<float>(block.scales[j]);
-      if (scale == 0.0f) continue;
-      for (int i = kSubColumns * j; i < kSubColumns * (j + 1); ++i) {
-        codes[i] = static_cast<uint8_t>(std::clamp(nearest_code(x[i] / scale), -32, 31) + 32);
       }
     }
   }

@@ -119,6 +119,21 @@ std::span<const std::byte> row_bytes_of(const WeightView& view, int64_t row) {
   return view.data.subspan(n * static_cast<uint64_t>(row), n);
 }
 
+namespace {
+
+/// The common case, all finite, takes one pass without branches.
+std::optional<size_t> first_not_finite(std::span<const float> values) {
+  bool finite = true;
+  for (const float value : values) finite &= std::fabs(value) <= 3.402823466e38f;
+  if (finite) return std::nullopt;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!std::isfinite(values[i])) return i;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 void check_encoder_input(const WeightFormat& format, std::span<const float> row,
                          std::span<const float> importance, std::span<std::byte> out) {
   if (out.size() != format.row_bytes(static_cast<int64_t>(row.size()))) {
@@ -126,13 +141,16 @@ void check_encoder_input(const WeightFormat& format, std::span<const float> row,
                      std::to_string(row.size()) + " columns has " + std::to_string(out.size()) +
                      " bytes");
   }
-  for (size_t i = 0; i < row.size(); ++i) {
-    if (!std::isfinite(row[i])) {
-      throw NumericError("column " + std::to_string(i) + " is " + std::to_string(row[i]) +
-                         "; only finite values can be stored as " + std::string(format.name()));
-    }
+  if (const auto i = first_not_finite(row)) {
+    throw NumericError("column " + std::to_string(*i) + " is " + std::to_string(row[*i]) +
+                       "; only finite values can be stored as " + std::string(format.name()));
   }
-  if (importance.empty()) return;
+  if (importance.empty()) {
+    if (!format.needs_importance()) return;
+    throw UsageError(std::string(format.name()) +
+                     " cannot be encoded without an importance matrix; give one with --imatrix or "
+                     "choose a type with more bits");
+  }
   if (importance.size() != row.size()) {
     throw ShapeError("an importance of " + std::to_string(importance.size()) +
                      " values does not fit rows of " + std::to_string(row.size()) + " columns");

@@ -5,13 +5,18 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <set>
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/isa.h"
 #include "convert/core/sha256.h"
+#include "convert/formats/codebook.h"
 #include "convert/formats/format.h"
+#include "convert/formats/iq4_values.h"
 #include "convert/formats/packed_integer.h"
+#include "convert/formats/q3_k.h"
 #include "convert/formats/q4_k.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
@@ -89,15 +94,94 @@ constexpr QuantizerVector kQuantizerVectors[] = {
      "7a80a03c136def98"},
     {"Q8_0", true, "4715ed3d887037c06f1c80cf6edc7439afabf95d4af262294bdc9d9260ad433c",
      "7a80a03c136def98"},
+    {"Q2_K", false, "10bb4b0da7b98d621b73f47eaa0c2ca3262d058dd52854ca2990c6a8ea427223",
+     "4fab991566e7ef2d"},
+    {"Q2_K", true, "31b16d8bdebf453a9dfae53b996f6d7dd664c217b6251945a20bb534587d9212",
+     "98072ff75abc7e5d"},
+    {"Q3_K", false, "97fa006c3160aff9240d789e2d6707decc8d94e0b581c90dcd177127f799b539",
+     "b2d8561ba719a27e"},
+    {"Q3_K", true, "2179ec8ce5a7d7dca63b606d80dca3f18a64e9fe203ab1261c6d83690fb769fd",
+     "4b5071de870001f6"},
     {"Q4_K", false, "7cc5a2612ece141c134bf86c26df660ef517b4fb7ebde824782f814b21fb8817",
      "4e4e512222e5b6dc"},
     {"Q4_K", true, "897441194a0c2b41dd5b20bc15eeada1915c204ebab219217a4f5006c08b3440",
      "e2fe5c579b033d49"},
+    {"Q5_K", false, "1de7d73f7fef2bf720e7f0b584de54c4c6899a124913fce10b56fef7b2d673fd",
+     "6bc25762e083d69d"},
+    {"Q5_K", true, "ba519709799f270e0bcf7f00b60f5a3b1c8acccee1e3446b51ccd3ba6fafceac",
+     "4df171749d83ee9c"},
     {"Q6_K", false, "17feb00c0a11e1dc8a15af23e81acffe778df2907756ffbea5e8da3bdb6c48c1",
      "0755af3000abc5cb"},
     {"Q6_K", true, "6d6d5c022d76c474b970d2c3871c0bcd1ae4a1fc346815fe4a66b5922b1dde6f",
      "7703ecdc310d3153"},
+    {"IQ4_NL", false, "25886940cc73aaa9290d6fd21d145264f6d9ec4629cfb116bfcf00496020c5e7",
+     "1aa73126401bbd0d"},
+    {"IQ4_NL", true, "2b89347462ced3dfbd6ed632bc86b492458c896908f129ba606f5ed720021413",
+     "0fd144824ff18ff6"},
+    {"IQ4_XS", false, "d9bf046659dfc721a25a157e40b10ddfb90b98dbf4ddc6e9853f3bfa522e9740",
+     "ba5825c8c8194c37"},
+    {"IQ4_XS", true, "80334a644b6267c8c35d34f6ef21b75779512a81c01f54f1fcbfcad98941d067",
+     "547ffb32cd3afc89"},
+    {"IQ3_S", false, "7b36e5fe2c9402678f12c7b2e999473c14e10420467cbece5394527db2167ffb",
+     "7c2fd01873b97923"},
+    {"IQ3_S", true, "8c54169bd4d1aa7b05cba7f4a6f3ca698af66dc6f038139598a0b0c9e319a80b",
+     "9885dfb4e31ac524"},
+    {"IQ3_XXS", false, "651e821525b2ccf3b782614b2a65ba772c4e7a0e57259cb12e8134921c723871",
+     "f3afcde99722d857"},
+    {"IQ3_XXS", true, "0178545923aaac41f52a2e980566c5a3dd75c272f2cddbf51b82cd9f464e63d0",
+     "63a31d2e76ef64e2"},
+    {"IQ2_S", false, "db752d865448cb8a6b816ffe73ba12a0a0f0df3b45a0642d77086b123e6f03ad",
+     "8d3d451a1691e41c"},
+    {"IQ2_S", true, "57176d405328c9df974ded143a28115a91855e80e75299c89eaf2b7672371e12",
+     "4ef534a8bcd642b2"},
+    {"IQ2_XS", true, "b2eae769990ea56644dbaf8849e08763a4feb979bb3716c9796bf180f8c7a630",
+     "b0c6df8f5bbaf048"},
+    {"IQ2_XXS", true, "eec5f9f003ed10ecae5d146e56e05c4441f8753d4562768481a7c0fd7486339b",
+     "bde65108e5480636"},
+    {"IQ1_S", true, "423ffd614ba7ea0b052fa38d9578f81eea3846cd392e8ad15cb81bd785f1058d",
+     "e2a6aeb893ead3d5"},
+    {"IQ1_M", false, "902c053f637bbda76782c738a5090e53a23c437f44346cc44f1cbc46b42a25f2",
+     "182fdd4a3fa33f1d"},
+    {"IQ1_M", true, "71d03026361600b9ab59b90687bd4f611d0b232ac90567cbb95f78e4af8a1c79",
+     "2480c845b643a9f3"},
+    {"MXFP4", false, "80a3e0ad96730f945eb0c02c5531be415c39a74b3e524c238441c161897fe641",
+     "bda69cdc9630b2e5"},
+    {"MXFP4", true, "80a3e0ad96730f945eb0c02c5531be415c39a74b3e524c238441c161897fe641",
+     "bda69cdc9630b2e5"},
+    {"NVFP4", false, "654675418f6439a4bfee4483c5cc93638d879a967a60911a1ac664de0cbc268d",
+     "524be1f5243b83b2"},
+    {"NVFP4", true, "654675418f6439a4bfee4483c5cc93638d879a967a60911a1ac664de0cbc268d",
+     "524be1f5243b83b2"},
+    {"TQ1_0", false, "c9948d612a95f97051635afad99873a8ee2cf3ded4265718d4b68831db44e721",
+     "5ba39b18575df22d"},
+    {"TQ1_0", true, "c9948d612a95f97051635afad99873a8ee2cf3ded4265718d4b68831db44e721",
+     "5ba39b18575df22d"},
+    {"TQ2_0", false, "265cd06398f314b71f7da779c47280048ca3de831fe160f319ade392b1c4532d",
+     "5ba39b18575df22d"},
+    {"TQ2_0", true, "265cd06398f314b71f7da779c47280048ca3de831fe160f319ade392b1c4532d",
+     "5ba39b18575df22d"},
+    {"Q1_0", false, "fad2f86023e2533c535a633d427261c3d070f9c55cf74a22d7a37773d4207833",
+     "2077593015da6d96"},
+    {"Q1_0", true, "fad2f86023e2533c535a633d427261c3d070f9c55cf74a22d7a37773d4207833",
+     "2077593015da6d96"},
+    {"Q2_0", false, "754c1c21e051620a94d9272860d784507a5faec2ce1053d2b5bee268f0e7b9a6",
+     "ec4fae88a3ebc986"},
+    {"Q2_0", true, "754c1c21e051620a94d9272860d784507a5faec2ce1053d2b5bee268f0e7b9a6",
+     "ec4fae88a3ebc986"},
 };
+
+/// Runs `body` with every instruction set of this machine that searches differ for.
+template <class Body>
+void with_every_isa(const Body& body) {
+  const Isa before = active_isa();
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2}) {
+    if (isa > best_isa()) continue;
+    SCOPED_TRACE(std::string(isa_name(isa)));
+    force_isa(isa);
+    body();
+  }
+  force_isa(before);
+}
 
 class ReferenceQuantizer : public testing::TestWithParam<QuantizerVector> {};
 
@@ -107,18 +191,20 @@ TEST_P(ReferenceQuantizer, GivesThePublishedBytes) {
   const std::span<const float> importance =
       GetParam().importance ? std::span<const float>(input.importance) : std::span<const float>();
   const auto row_bytes = static_cast<size_t>(format.row_bytes(1024));
-  std::vector<std::byte> bytes(8 * row_bytes);
+  with_every_isa([&] {
+    std::vector<std::byte> bytes(8 * row_bytes);
 
-  for (size_t r = 0; r < 8; ++r) {
-    format.encode_row(std::span(input.x).subspan(1024 * r, 1024), importance,
-                      std::span(bytes).subspan(r * row_bytes, row_bytes));
-  }
-  const std::vector<float> values =
-      decode_all({.format = &format, .rows = 8, .columns = 1024, .data = bytes});
+    for (size_t r = 0; r < 8; ++r) {
+      format.encode_row(std::span(input.x).subspan(1024 * r, 1024), importance,
+                        std::span(bytes).subspan(r * row_bytes, row_bytes));
+    }
+    const std::vector<float> values =
+        decode_all({.format = &format, .rows = 8, .columns = 1024, .data = bytes});
 
-  EXPECT_EQ(sha256_hex(bytes), GetParam().bytes_sha256);
-  EXPECT_THAT(sha256_hex(std::as_bytes(std::span(values))),
-              testing::StartsWith(GetParam().values_sha256_prefix));
+    EXPECT_EQ(sha256_hex(bytes), GetParam().bytes_sha256);
+    EXPECT_THAT(sha256_hex(std::as_bytes(std::span(values))),
+                testing::StartsWith(GetParam().values_sha256_prefix));
+  });
 }
 
 INSTANTIATE_TEST_SUITE_P(Formats, ReferenceQuantizer, testing::ValuesIn(kQuantizerVectors),
@@ -136,13 +222,62 @@ TEST(ReferenceQuantizer, StoresZerosAsTheReferenceDoes) {
     return bytes;
   };
 
-  // Q4_0: d = 0/−8 = −0, codes 8; every other type is all zero bytes (formats.md §6.2).
-  const std::vector<std::byte> q4_0 = bytes_of("Q4_0");
-  EXPECT_EQ(q4_0[0], std::byte{0x00});
-  EXPECT_EQ(q4_0[1], std::byte{0x80});
-  EXPECT_EQ(q4_0[2], std::byte{0x88});
-  for (const char* name : {"Q4_1", "Q8_0", "Q4_K", "Q6_K"}) {
+  // formats.md §6.2: d = −0 where it is a negative extreme, codes in the middle where the grid has
+  // one; every other type is all zero bytes.
+  const auto starts_with = [](const std::vector<std::byte>& bytes) {
+    std::string text;
+    for (size_t i = 0; i < 9; ++i) {
+      text += "0123456789abcdef"[std::to_integer<int>(bytes[i]) >> 4];
+      text += "0123456789abcdef"[std::to_integer<int>(bytes[i]) & 15];
+    }
+    return text;
+  };
+  EXPECT_EQ(starts_with(bytes_of("Q4_0")), "008088888888888888");
+  EXPECT_EQ(starts_with(bytes_of("Q5_0")), "0080ffffffff000000");
+  EXPECT_EQ(starts_with(bytes_of("IQ4_NL")), "000088888888888888");
+  EXPECT_EQ(starts_with(bytes_of("IQ4_XS")), "0080aaaa0000000088");
+  EXPECT_EQ(starts_with(bytes_of("TQ1_0")), "808080808080808080");
+  EXPECT_EQ(starts_with(bytes_of("TQ2_0")), "555555555555555555");
+  for (const char* name : {"Q4_1", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ3_S",
+                           "IQ3_XXS", "IQ2_S", "IQ1_M", "MXFP4", "NVFP4"}) {
     EXPECT_THAT(bytes_of(name), testing::Each(std::byte{0})) << name;
+  }
+}
+
+/// Rows on which trials tie, overflow or have nothing to search: constant, sparse, huge, tiny, of
+/// one sign, with negative zeros.
+TEST(Encoder, GivesTheSameBytesWithEveryInstructionSet) {
+  std::vector<std::vector<float>> rows;
+  for (uint64_t seed = 1; seed <= 20; ++seed) rows.push_back(test::random_floats(512, seed));
+  for (const float value : {0.0f, -0.0f, 1.0f, -1.0f, 3e37f, 1e-38f, 1e-44f}) {
+    rows.emplace_back(512, value);
+    rows.emplace_back(512, 0.0f)[300] = value;
+    rows.push_back(test::random_floats(512, 5));
+    for (size_t i = 0; i < 512; i += 3) rows.back()[i] = value;
+  }
+  rows.push_back(test::random_floats(512, 6));
+  for (float& x : rows.back()) x = std::fabs(x);
+  const std::vector<float> importance = [] {
+    std::vector<float> values = test::random_floats(512, 9);
+    for (float& x : values) x = x * x;
+    return values;
+  }();
+
+  for (const WeightFormat* format : all_formats()) {
+    if (!format->can_encode()) continue;
+    for (const std::vector<float>& row : rows) {
+      for (const bool weighted : {false, true}) {
+        if (format->needs_importance() && !weighted) continue;
+        std::vector<std::vector<std::byte>> results;
+        with_every_isa([&] {
+          results.emplace_back(format->row_bytes(512));
+          format->encode_row(row, weighted ? importance : std::vector<float>{}, results.back());
+        });
+
+        ASSERT_EQ(results.front(), results.back())
+            << format->name() << " row " << &row - rows.data() << (weighted ? " weighted" : "");
+      }
+    }
   }
 }
 
@@ -150,8 +285,10 @@ TEST(Encoder, RefusesNanAndNamesTheColumn) {
   std::vector<float> row(256, 1.0f);
   row[77] = std::numeric_limits<float>::quiet_NaN();
 
-  for (const char* name : {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"}) {
-    const WeightFormat& format = *find_format(name);
+  for (const WeightFormat* each : all_formats()) {
+    const WeightFormat& format = *each;
+    if (!format.can_encode() || format.block_columns() == 1) continue;
+    const std::string_view name = format.name();
     std::vector<std::byte> out(format.row_bytes(256));
     try {
       format.encode_row(row, {}, out);
@@ -160,6 +297,23 @@ TEST(Encoder, RefusesNanAndNamesTheColumn) {
       EXPECT_THAT(error.what(), testing::HasSubstr("column 77")) << name;
     }
   }
+}
+
+TEST(Encoder, RefusesToWorkWithoutAnImportanceThatItNeeds) {
+  std::set<std::string_view> refusing;
+  const std::vector<float> row(256, 1.0f);
+  for (const WeightFormat* format : all_formats()) {
+    if (!format->can_encode()) continue;
+    std::vector<std::byte> out(format->row_bytes(256));
+    try {
+      format->encode_row(row, {}, out);
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("--imatrix")) << format->name();
+      refusing.insert(format->name());
+    }
+  }
+
+  EXPECT_THAT(refusing, testing::ElementsAre("IQ1_S", "IQ2_XS", "IQ2_XXS"));
 }
 
 TEST(Encoder, RefusesAnImportanceThatDoesNotFit) {
@@ -188,6 +342,7 @@ TEST(Encoder, Case_B63_TinyValuesAndZeroImportanceGiveFiniteBlocks) {
     if (!format->can_encode()) continue;
     for (const std::vector<float>& row : rows) {
       for (const bool with_importance : {false, true}) {
+        if (format->needs_importance() && !with_importance) continue;
         std::vector<std::byte> bytes(format->row_bytes(256));
         format->encode_row(row, with_importance ? no_importance : std::vector<float>{}, bytes);
         const WeightView view{.format = format, .rows = 1, .columns = 256, .data = bytes};
@@ -223,9 +378,7 @@ TEST(Encoder, Case_B63_ZeroImportanceCountsAllColumnsAlike) {
 // ---------------------------------------------------------------------------------------------
 // Properties of every format.
 
-int64_t columns_for(const WeightFormat& format) {
-  return format.block_columns() == 256 ? 512 : 160;
-}
+int64_t columns_for(const WeightFormat& format) { return format.block_columns() > 32 ? 512 : 160; }
 
 /// The value that the fold of canonical-1 stands for (format.h).
 float value_from_integers(const WeightFormat& format, const IntegerRow& row, int64_t group_size,
@@ -275,6 +428,42 @@ TEST(EveryFormat, DecodesToTheValueOfItsIntegers) {
       }
     }
   }
+}
+
+/// Encoding keeps what the bits of the type can keep: the error of bell-shaped values, relative to
+/// their size, of each type (formats.md §10.5 names some), with half as much again for the seed.
+TEST(EveryFormat, EncodesWithTheErrorThatItsBitsAllow) {
+  const std::map<std::string_view, double> expected = {
+      {"F32", 0.0},      {"F16", 0.0003},   {"BF16", 0.002},  {"Q8_0", 0.0054}, {"Q6_K", 0.018},
+      {"Q5_K", 0.036},   {"Q5_1", 0.040},   {"Q5_0", 0.043},  {"Q4_K", 0.072},  {"IQ4_XS", 0.077},
+      {"IQ4_NL", 0.075}, {"Q4_1", 0.079},   {"Q4_0", 0.087},  {"NVFP4", 0.095}, {"MXFP4", 0.115},
+      {"Q3_K", 0.15},    {"IQ3_S", 0.14},   {"IQ3_XXS", 0.2}, {"Q2_K", 0.28},   {"IQ2_S", 0.3},
+      {"IQ2_XS", 0.34},  {"IQ2_XXS", 0.39}, {"IQ1_M", 0.5},   {"IQ1_S", 0.54},  {"Q1_0", 0.61},
+      {"Q2_0", 0.7},     {"TQ1_0", 0.75},   {"TQ2_0", 0.75}};
+  const std::vector<float> ones(1024, 1.0f);
+  int n_compared = 0;
+  for (const WeightFormat* format : all_formats()) {
+    if (!format->can_encode()) continue;
+    Random random(21);
+    std::vector<float> row(1024);
+    for (float& x : row) x = 0.05f * random.bell();
+    std::vector<std::byte> bytes(format->row_bytes(1024));
+
+    format->encode_row(row, format->needs_importance() ? ones : std::vector<float>{}, bytes);
+
+    const std::vector<float> decoded =
+        decode_all({.format = format, .rows = 1, .columns = 1024, .data = bytes});
+    double error = 0.0;
+    double size = 0.0;
+    for (size_t i = 0; i < row.size(); ++i) {
+      error += std::pow(static_cast<double>(decoded[i]) - static_cast<double>(row[i]), 2);
+      size += std::pow(static_cast<double>(row[i]), 2);
+    }
+    ASSERT_TRUE(expected.contains(format->name())) << format->name();
+    EXPECT_LE(std::sqrt(error / size), 1.5 * expected.at(format->name())) << format->name();
+    ++n_compared;
+  }
+  EXPECT_EQ(n_compared, 28);
 }
 
 TEST(EveryFormat, FillsExactlyTheBuffersOfItsFold) {
@@ -462,12 +651,24 @@ TEST(FindFault, Case_B14_NamesABlockScaleThatIsNotFinite) {
 }
 
 TEST(FindFault, Case_B14_SeesEveryScaleOfEveryBlockFormat) {
-  for (const char* name : {"Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"}) {
-    const WeightFormat& format = *find_format(name);
+  for (const WeightFormat* each : all_formats()) {
+    const WeightFormat& format = *each;
+    const std::string name(format.name());
+    // W4A16 scales lie elsewhere, plain numbers have none, and NVFP4 scales are always finite.
+    if (format.block_columns() == 1 || !format.can_encode() || name == "NVFP4") continue;
     WeightMatrix matrix = random_weight_matrix(format, 2, 512, 0, 9);
-    const auto n = static_cast<size_t>(format.block_bytes());
-    const size_t at = matrix.data.size() - n + (std::string(name) == "Q6_K" ? 208 : 0);
-    matrix.data[at + 1] = std::byte{0x7c};
+    const std::map<std::string, size_t> scale_at = {
+        {"Q2_K", 80}, {"Q3_K", 108}, {"Q6_K", 208}, {"TQ1_0", 52}, {"TQ2_0", 64}};
+    std::byte* block =
+        matrix.data.data() + matrix.data.size() - static_cast<size_t>(format.block_bytes());
+    if (name == "MXFP4") {
+      block[0] = std::byte{0xff};
+    } else if (name == "IQ1_M") {  // an f16 in four nibbles
+      const uint16_t scales[4] = {0, 0, 0xc000, 0x7000};
+      std::memcpy(block + 48, scales, sizeof(scales));
+    } else {
+      block[(scale_at.contains(name) ? scale_at.at(name) : 0) + 1] = std::byte{0x7c};
+    }
 
     EXPECT_FALSE(format.find_fault(matrix.view, 0).has_value()) << name;
     EXPECT_TRUE(format.find_fault(matrix.view, 1).has_value()) << name;
@@ -505,6 +706,85 @@ TEST(FindFault, Case_B14_NamesAValueThatIsNotFinite) {
 
     ASSERT_TRUE(fault.has_value()) << format->name();
     EXPECT_THAT(*fault, testing::HasSubstr("column 63"));
+  }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Codebooks of the IQ types.
+
+template <class Values>
+std::string hash_of(const Values& values) {
+  return sha256_hex(std::as_bytes(std::span(values)));
+}
+
+/// SHA-256 of ggml's lists of code words and decoding tables (formats.md, appendix B).
+TEST(Codebook, WordsAndValuesAreThoseOfThePublishedHashes) {
+  EXPECT_EQ(hash_of(iq2_xxs_codebook().words()),
+            "915952ebc4af8ddba8113583ca1316fc818843f7b825bbf1a25ae1c39bf0e16d");
+  EXPECT_EQ(hash_of(iq2_xs_codebook().words()),
+            "f66435966ca8d64e9e4a6e3c91e64afcf9015e700ec85962f527283ebae207b9");
+  EXPECT_EQ(hash_of(iq2_s_codebook().words()),
+            "e6e75e121b65e8afa5c1f92b71463cfbe217b83893f438acde22fd5db06a43f7");
+  EXPECT_EQ(hash_of(iq3_xxs_codebook().words()),
+            "c9678803c61b2210fbd8cbbb3f965a835409cd7d88a04d086d236261bd221d11");
+  EXPECT_EQ(hash_of(iq3_s_codebook().words()),
+            "353274c58dd7d8dc5ee960dc8fc54ff9164eaf2b49206b841cd49415cf393f81");
+  EXPECT_EQ(hash_of(iq1_codebook().words()),
+            "e9ffebfc997ad6023063a667c0bf4eedd8ebf7f56b3da399cbc7d1b1f7ea52c6");
+  EXPECT_EQ(hash_of(kIq2XxsValues),
+            "05826b5d3e472a3a78f196be62ac78acf81df0f909626e12ab9fa2a5d490dd54");
+  EXPECT_EQ(hash_of(kIq2XsValues),
+            "06e47aaca60b4dc1d9b5a3f34540437058a6b142b4d7a59d5ded769b4d1bf1de");
+  EXPECT_EQ(hash_of(kIq2SValues),
+            "e1aa1473412b0552c2174c30ef22ab4073f6a181b85a17056e8249bd2932fd88");
+  EXPECT_EQ(hash_of(kIq3XxsValues),
+            "46e35f5a997efdee6c99ce57854c8a0d4f0ff8ca57e5e8a60c0793ea580acf5d");
+  EXPECT_EQ(hash_of(kIq3SValues),
+            "bd1af4945a1717c65610b0284e4628b9a1ba3b306fae3a06f6e5f597356e349f");
+  EXPECT_EQ(hash_of(kIq1Values),
+            "07540ffc1aeaf6ad4d97e96b0fcc765aae39671d4ae4a27bbd0e796fde167c6a");
+}
+
+TEST(Codebook, NeighboursOfAMissingWordAreTheNearestRings) {
+  const Codebook& book = iq3_xxs_codebook();
+  uint32_t word = 0;
+  while (book.find(word) >= 0) ++word;
+
+  std::map<int, std::vector<int>> rings;  // distance → positions
+  for (int e = 0; e < 256; ++e) {
+    int distance = 0;
+    for (int k = 0; k < 4; ++k) {
+      const int difference = 2 * (book.levels(e)[k] - static_cast<int>((word >> (3 * k)) & 7));
+      distance += difference * difference;
+    }
+    rings[distance].push_back(e);
+  }
+  std::vector<int> expected = rings.begin()->second;
+  const std::vector<int>& second = std::next(rings.begin())->second;
+  expected.insert(expected.end(), second.begin(), second.end());
+
+  EXPECT_THAT(book.neighbours(word), testing::ElementsAreArray(expected));
+}
+
+TEST(Iq4, MiddlesDecideLikeTheDistancesToBothNeighbours) {
+  for (int i = 0; i < 15; ++i) {
+    for (const float middle : {kIq4Middles[i], std::nextafter(kIq4Middles[i], -200.0f),
+                               std::nextafter(kIq4Middles[i], 200.0f)}) {
+      const float below = middle - static_cast<float>(kIq4Values[i]);
+      const float above = static_cast<float>(kIq4Values[i + 1]) - middle;
+      EXPECT_EQ(nearest_iq4(middle), below < above ? i : i + 1) << middle;
+    }
+  }
+  EXPECT_EQ(nearest_iq4(-1e30f), 0);
+  EXPECT_EQ(nearest_iq4(1e30f), 15);
+}
+
+TEST(Q3K, ScaleSurvivesPacking) {
+  for (int value = 0; value < 64; ++value) {
+    uint8_t packed[12] = {};
+    for (int j = 0; j < 16; ++j) q3_k_set_scale(packed, j, value ^ j);
+
+    for (int j = 0; j < 16; ++j) EXPECT_EQ(q3_k_scale(packed, j), value ^ j);
   }
 }
 

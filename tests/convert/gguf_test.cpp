@@ -23,7 +23,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-constexpr uint32_t kF32 = 0, kI8 = 24, kQ5K = 13;
+constexpr uint32_t kF32 = 0, kI8 = 24, kQ5K = 13, kQ8K = 15;
 
 template <class T>
 std::string raw(T value) {
@@ -284,8 +284,8 @@ TEST(GgufReader, RejectsTensorsThatBreakTheFormat) {
 
 TEST(GgufReader, NamesTheTensorWhoseTypeIsNotSupported) {
   expect_refused<UnsupportedError>(
-      padded(header(1, 0) + info("blk.0.ffn", {256}, kQ5K, 0)) + padded(zeros(176)),
-      "tensor \"blk.0.ffn\": type Q5_K is not supported");
+      padded(header(1, 0) + info("blk.0.ffn", {256}, kQ8K, 0)) + padded(zeros(292)),
+      "tensor \"blk.0.ffn\": type Q8_K is not supported");
 }
 
 TEST(GgufTypes, AgreeWithTheWeightFormats) {

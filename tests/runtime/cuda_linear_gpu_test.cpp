@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "convert/core/error.h"
 #include "convert/formats/format.h"
 #include "runtime/device/cuda_support.h"
 #include "runtime/ops/linear.h"
@@ -137,9 +138,35 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
   EXPECT_EQ(found.op, 0);
 }
 
+/// Whether the kernels know the format; if not, there is one clear error.
+bool has_kernels(const WeightFormat& format, int64_t group_size) {
+  try {
+    packed_bytes(format, 16, 1024, group_size);
+    return true;
+  } catch (const UnsupportedError&) {
+    return false;
+  }
+}
+
+TEST(CudaPack, NamesTheFormatThatItHasNoKernelsFor) {
+  int n_refused = 0;
+  for (const WeightFormat* format : all_formats()) {
+    try {
+      packed_bytes(*format, 16, 1024, format->fixed_group());
+    } catch (const UnsupportedError& error) {
+      EXPECT_NE(std::string(error.what()).find("(" + std::string(format->name()) + ")"),
+                std::string::npos)
+          << error.what();
+      ++n_refused;
+    }
+  }
+  EXPECT_GT(n_refused, 0);
+}
+
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
   for (const WeightFormat* format : all_formats()) {
+    if (!has_kernels(*format, format->fixed_group())) continue;
     const std::string name(format->name());
     std::vector<int64_t> groups = {format->fixed_group()};
     if (format->fold() == Fold::kGroup && format->fixed_group() == 0) groups = {32, 64, 128, 0};
@@ -151,7 +178,7 @@ std::vector<Case> all_cases() {
         cases.push_back({name, group, rows, columns, 1});
       }
       for (const int64_t tokens : {2, 3, 4, 5, 63, 64, 65, 130})
-        cases.push_back({name, group, 144, super ? 768 : 640, tokens});
+        cases.push_back({name, group, 144, format->block_columns() == 256 ? 768 : 640, tokens});
       if (!super && format->fixed_group() == 0 && group == 0)
         cases.push_back({name, group, 20, 96, 7});
     }

@@ -19,9 +19,10 @@ void set_scalar(Tensor& tensor, int64_t index, float value) {
 void fill_encoded(const WeightFormat& format, Random& random, WeightMatrix& out) {
   const auto n = static_cast<size_t>(format.row_bytes(out.view.columns));
   std::vector<float> row(static_cast<size_t>(out.view.columns));
+  const std::vector<float> ones(format.needs_importance() ? row.size() : 0, 1.0f);
   for (int64_t r = 0; r < out.view.rows; ++r) {
     for (float& x : row) x = 0.05f * random.bell();
-    format.encode_row(row, {}, std::span(out.data).subspan(static_cast<size_t>(r) * n, n));
+    format.encode_row(row, ones, std::span(out.data).subspan(static_cast<size_t>(r) * n, n));
   }
 }
 
