@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <cstring>
 #include <filesystem>
 #include <map>
+#include <memory>
 
 #include "convert/cli/text_table.h"
 #include "convert/commands.h"
@@ -9,6 +11,7 @@
 #include "convert/core/file.h"
 #include "convert/core/units.h"
 #include "convert/gguf_export.h"
+#include "convert/gguf_quantize.h"
 #include "convert/model_summary.h"
 #include "convert/repack.h"
 
@@ -23,20 +26,108 @@ std::vector<std::string> gguf_type_names() {
   return names;
 }
 
+/// Types, and mixes of types.
+std::vector<std::string> gguf_type_and_mix_names() {
+  std::vector<std::string> names = gguf_type_names();
+  for (const QuantizationMix& mix : all_mixes()) {
+    if (find_format(mix.name) == nullptr) names.emplace_back(mix.name);
+  }
+  return names;
+}
+
 const WeightFormat* type_option(const Arguments& arguments, std::string_view name) {
   const std::string text = arguments.text(name);
   return text.empty() || text == "auto" ? nullptr : find_format(text);
 }
 
-GgufExportOptions options_of(const Arguments& arguments) {
+uint64_t split_size_of(const Arguments& arguments) {
+  return arguments.given("split-max-size") ? arguments.bytes("split-max-size") : 0;
+}
+
+/// What the options say about a mix. `mix` stays empty where --type names a plain type, or where
+/// the linears are quantized already and --type is a type that their codes could move into.
+MixOptions mix_of(const Arguments& arguments, bool plain_source) {
+  const std::string type = arguments.text("type");
+  MixOptions mix;
+  mix.pure = arguments.flag("pure");
+  mix.output_type = type_option(arguments, "output-tensor-type");
+  mix.embedding_type = type_option(arguments, "token-embedding-type");
+  for (const std::string& text : arguments.list("tensor-type")) {
+    mix.overrides.push_back(parse_type_override(text));
+  }
+  const bool is_type = find_format(type) != nullptr;
+  if (type != "auto" && (plain_source || !is_type)) mix.mix = find_mix(type);
+  const bool has_rules = mix.pure || mix.output_type != nullptr || mix.embedding_type != nullptr ||
+                         !mix.overrides.empty() || arguments.optional_text("imatrix").has_value();
+  if (has_rules && mix.mix == nullptr) {
+    throw UsageError(
+        "--imatrix, --pure, --tensor-type, --output-tensor-type and "
+        "--token-embedding-type need a --type such as Q4_K_M, and a source whose "
+        "linears are not quantized yet");
+  }
+  return mix;
+}
+
+std::shared_ptr<const ImportanceMatrix> importance_of(const Arguments& arguments) {
+  const auto path = arguments.optional_text("imatrix");
+  if (!path) return nullptr;
+  return std::make_shared<const ImportanceMatrix>(ImportanceMatrix::open(*path));
+}
+
+std::unique_ptr<GgufPlan> plan_folder(const Arguments& arguments,
+                                      std::shared_ptr<const Checkpoint> source) {
   GgufExportOptions options;
-  options.type = type_option(arguments, "type");
+  const bool plain = source->kind() == CheckpointKind::kHuggingFace;
+  options.mix = mix_of(arguments, plain);
+  // Plain types of a plain folder: the file that llama.cpp's converter writes.
+  const bool by_converter = options.mix.mix != nullptr && plain &&
+                            find_format(options.mix.mix->base_type)->fold() == Fold::kFloat;
+  if (by_converter) options.mix.mix = nullptr;
+  if (options.mix.mix == nullptr) options.type = type_option(arguments, "type");
+  if (arguments.flag("keep-split")) {
+    throw UsageError("--keep-split is for GGUF files in parts; a folder takes --split-max-size");
+  }
   options.other_type = type_option(arguments, "other-type");
+  options.importance = importance_of(arguments);
+  options.split_max_bytes = split_size_of(arguments);
   options.allow_requantize = arguments.flag("allow-requantize");
   options.allow_infinite = arguments.flag("allow-infinite");
   options.name = arguments.optional_text("name");
   options.pre = arguments.optional_text("pre");
-  return options;
+  return std::make_unique<GgufExport>(std::move(source), options);
+}
+
+bool is_gguf_file(const std::string& path) {
+  if (!std::filesystem::is_regular_file(path)) return false;
+  const MappedFile file = MappedFile::open(path);
+  return file.size() >= 4 && std::memcmp(file.bytes().data(), "GGUF", 4) == 0;
+}
+
+std::unique_ptr<GgufPlan> plan_file(const Arguments& arguments, const std::string& path) {
+  GgufQuantizeOptions options;
+  options.mix = mix_of(arguments, true);
+  if (options.mix.mix == nullptr) {
+    throw UsageError(path +
+                     ": is a GGUF file already; say with --type what its tensors are to "
+                     "become, such as Q4_K_M");
+  }
+  for (const char* option : {"name", "pre"}) {
+    if (arguments.optional_text(option)) {
+      throw UsageError(std::string("--") + option +
+                       " is for model folders; the keys of a GGUF file "
+                       "are taken over");
+    }
+  }
+  options.importance = importance_of(arguments);
+  options.keep_split = arguments.flag("keep-split");
+  options.split_max_bytes = split_size_of(arguments);
+  if (options.keep_split && options.split_max_bytes > 0) {
+    throw UsageError("--keep-split and --split-max-size exclude each other");
+  }
+  options.allow_requantize = arguments.flag("allow-requantize");
+  options.allow_infinite = arguments.flag("allow-infinite");
+  return std::make_unique<GgufQuantize>(std::make_shared<const GgufFile>(GgufFile::open(path)),
+                                        options);
 }
 
 double target_bits(const ExportTensor& tensor) {
@@ -53,7 +144,7 @@ std::string exactness(const ExportTensor& tensor) {
 }
 
 /// One row per kind of tensor; those that differ within a kind get rows of their own.
-std::string table_of(const GgufExport& plan, bool every_tensor) {
+std::string table_of(const GgufPlan& plan, bool every_tensor) {
   TextTable table({"tensor", "n", "from", "to", "bits", "how", "values"},
                   {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kLeft,
                    TextTable::Align::kLeft, TextTable::Align::kRight});
@@ -111,16 +202,30 @@ Json tensor_json(const ExportTensor& tensor) {
   return json;
 }
 
-Json report_json(const GgufExport& plan, const Checkpoint& source, const WrittenFile* written,
-                 const std::string& path) {
+/// Where the tensors come from.
+struct Source {
+  std::string path;
+  std::string_view kind;
+};
+
+Json report_json(const GgufPlan& plan, const Source& source,
+                 const std::vector<WrittenFile>& written, const std::vector<std::string>& paths) {
   Json json = Json::object();
-  json.set("source", source.path());
-  json.set("source_kind", checkpoint_kind_name(source.kind()));
+  json.set("source", source.path);
+  json.set("source_kind", source.kind);
   json.set("format", "gguf");
   json.set("bytes", plan.file_bytes());
-  if (written != nullptr) {
-    json.set("path", path);
-    json.set("sha256", written->sha256);
+  if (written.size() == 1) {
+    json.set("path", paths.front());
+    json.set("sha256", written.front().sha256);
+  } else if (!written.empty()) {
+    Json parts = Json::array();
+    for (size_t i = 0; i < written.size(); ++i) {
+      Json part = Json::object();
+      part.set("path", paths[i]).set("bytes", written[i].bytes).set("sha256", written[i].sha256);
+      parts.push(part);
+    }
+    json.set("parts", parts);
   }
   Json tensors = Json::array();
   for (const ExportTensor& tensor : plan.tensors()) tensors.push(tensor_json(tensor));
@@ -132,7 +237,7 @@ Json report_json(const GgufExport& plan, const Checkpoint& source, const Written
 }
 
 /// What rounding to a narrower type did to values, in one line; empty if nothing.
-std::string narrowing_line(const GgufExport& plan) {
+std::string narrowing_line(const GgufPlan& plan) {
   NarrowingCounts total;
   for (const ExportTensor& tensor : plan.tensors()) {
     total.infinite += tensor.narrowing.infinite;
@@ -159,46 +264,67 @@ void check_output(const std::string& path, uint64_t bytes, bool force) {
   require_writable(parent.empty() ? "." : parent.string(), bytes);
 }
 
+ExitCode show_plan(const GgufPlan& plan, const Source& source, const Arguments& arguments,
+                   Terminal& terminal) {
+  if (!plan.missing_importance().empty()) {
+    terminal.log(LogLevel::kWarning, listed("these tensors need an importance matrix (--imatrix):",
+                                            plan.missing_importance()));
+  }
+  if (terminal.json()) {
+    terminal.print(report_json(plan, source, {}, {}).dump() + "\n");
+    return ExitCode::kDone;
+  }
+  terminal.print(table_of(plan, arguments.flag("list-tensors")));
+  const size_t n_files = plan.paths("x").size();
+  terminal.print(fmt::format("would write {} ({} bytes{})\n", bytes_text(plan.file_bytes()),
+                             grouped_digits(static_cast<int64_t>(plan.file_bytes())),
+                             n_files > 1 ? fmt::format(", {} files", n_files) : ""));
+  return ExitCode::kDone;
+}
+
 ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
   const bool dry_run = arguments.flag("dry-run");
   const std::string path = arguments.text("out");
   if (path.empty() && !dry_run) {
     throw UsageError("--out FILE is missing; --dry-run goes without");
   }
-  const auto source = Checkpoint::open(arguments.list("MODEL").front());
-  GgufExport plan(source, options_of(arguments));
-  for (const std::string& warning : plan.warnings()) terminal.log(LogLevel::kWarning, warning);
-  if (const std::string line = narrowing_line(plan); !line.empty()) {
+  const std::string model = arguments.list("MODEL").front();
+  Source source{model, checkpoint_kind_name(CheckpointKind::kGguf)};
+  std::unique_ptr<GgufPlan> plan;
+  if (is_gguf_file(model)) {
+    plan = plan_file(arguments, model);
+  } else {
+    const auto checkpoint = Checkpoint::open(model);
+    source.kind = checkpoint_kind_name(checkpoint->kind());
+    plan = plan_folder(arguments, checkpoint);
+  }
+  for (const std::string& warning : plan->warnings()) terminal.log(LogLevel::kWarning, warning);
+  if (const std::string line = narrowing_line(*plan); !line.empty()) {
     terminal.log(LogLevel::kWarning, line);
   }
-  if (dry_run) {
-    if (terminal.json()) {
-      terminal.print(report_json(plan, *source, nullptr, path).dump() + "\n");
-    } else {
-      terminal.print(table_of(plan, arguments.flag("list-tensors")));
-      terminal.print(fmt::format("would write {} ({} bytes)\n", bytes_text(plan.file_bytes()),
-                                 grouped_digits(static_cast<int64_t>(plan.file_bytes()))));
-    }
-    return ExitCode::kDone;
+  if (dry_run) return show_plan(*plan, source, arguments, terminal);
+  const std::vector<std::string> paths = plan->paths(path);
+  for (const std::string& part : paths) {
+    check_output(part, plan->file_bytes(), arguments.flag("force"));
   }
-  check_output(path, plan.file_bytes(), arguments.flag("force"));
-  const auto progress = terminal.progress("convert", static_cast<double>(plan.file_bytes()));
-  const WrittenFile written = plan.write(path, [&](uint64_t done, const std::string& name) {
-    if (stop_requested())
-      throw StoppedError("stopped before \"" + name + "\"; nothing was written");
-    progress->update(static_cast<double>(done), name);
-  });
+  const auto progress = terminal.progress("convert", static_cast<double>(plan->file_bytes()));
+  const std::vector<WrittenFile> written =
+      plan->write_parts(path, [&](uint64_t done, const std::string& name) {
+        if (stop_requested()) throw StoppedError("stopped before \"" + name + "\"");
+        progress->update(static_cast<double>(done), name);
+      });
   if (terminal.json()) {
-    terminal.print(report_json(plan, *source, &written, path).dump() + "\n");
+    terminal.print(report_json(*plan, source, written, paths).dump() + "\n");
     return ExitCode::kDone;
   }
   if (!terminal.quiet()) {
-    terminal.print(table_of(plan, arguments.flag("list-tensors")));
-    terminal.print(fmt::format("{} ({} bytes), SHA-256 {}\n", bytes_text(written.bytes),
-                               grouped_digits(static_cast<int64_t>(written.bytes)),
-                               written.sha256));
+    terminal.print(table_of(*plan, arguments.flag("list-tensors")));
+    for (const WrittenFile& file : written) {
+      terminal.print(fmt::format("{} ({} bytes), SHA-256 {}\n", bytes_text(file.bytes),
+                                 grouped_digits(static_cast<int64_t>(file.bytes)), file.sha256));
+    }
   }
-  terminal.print(path + "\n");
+  for (const std::string& part : paths) terminal.print(part + "\n");
   return ExitCode::kDone;
 }
 
@@ -207,13 +333,15 @@ ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
 const Command& convert_command() {
   static const Command command = {
       .name = "convert",
-      .brief = "Convert a model folder to GGUF",
+      .brief = "Convert a model folder to GGUF, or quantize a GGUF file",
       .description =
-          "Writes a GGUF file from a Hugging Face folder. Codes of a 4-bit or 8-bit folder "
+          "Writes a GGUF file from a Hugging Face folder or from another GGUF file. Codes of a "
+          "4-bit or 8-bit folder "
           "(compressed-tensors, GPTQ) are moved as they are into the smallest type that keeps "
-          "every value; a plain folder is written in its own type or encoded anew. Nothing is "
-          "lost in silence: what would change is refused, or counted where it is allowed.",
-      .positionals = {{.name = "MODEL", .help = "Folder of the model."}},
+          "every value; a plain folder is written in its own type or encoded anew, with the "
+          "types and bytes of llama-quantize. Nothing is lost in silence: what would change is "
+          "refused, or counted where it is allowed.",
+      .positionals = {{.name = "MODEL", .help = "Folder of the model, or a GGUF file."}},
       .options =
           {{.name = "to",
             .value_name = "FORMAT",
@@ -235,6 +363,15 @@ const Command& convert_command() {
             .kind = ValueKind::kFlag,
             .help = "Say what would be written, with exact sizes, and write nothing.",
             .group = "Output"},
+           {.name = "keep-split",
+            .kind = ValueKind::kFlag,
+            .help = "GGUF in parts: write the same parts.",
+            .group = "Output"},
+           {.name = "split-max-size",
+            .kind = ValueKind::kBytes,
+            .value_name = "SIZE",
+            .help = "Begin a new file where the tensors of one would pass this size, such as 4GB.",
+            .group = "Output"},
            {.name = "list-tensors",
             .kind = ValueKind::kFlag,
             .help = "One line per tensor instead of one per kind.",
@@ -242,8 +379,35 @@ const Command& convert_command() {
            {.name = "type",
             .value_name = "TYPE",
             .default_value = "auto",
-            .help = "Type of the matrices; auto keeps the type of a plain folder and takes the "
-                    "smallest exact one for quantized linears.",
+            .help = "Type of the matrices, or a mix of types by the rules of llama-quantize "
+                    "(Q4_K_M; Q4_K means the same); auto keeps the type of a plain folder and "
+                    "takes the smallest exact one for quantized linears.",
+            .group = "Types",
+            .choices = gguf_type_and_mix_names()},
+           {.name = "imatrix",
+            .kind = ValueKind::kPath,
+            .value_name = "FILE",
+            .help = "Importance matrix (GGUF or .dat) that says which columns matter.",
+            .group = "Types"},
+           {.name = "pure",
+            .kind = ValueKind::kFlag,
+            .help = "One type for all matrices, without the rules of the mix.",
+            .group = "Types"},
+           {.name = "tensor-type",
+            .value_name = "REGEX=TYPE",
+            .help = "Type of the tensors whose GGUF name matches; the first that matches wins.",
+            .group = "Types",
+            .repeatable = true},
+           {.name = "output-tensor-type",
+            .value_name = "TYPE",
+            .default_value = "auto",
+            .help = "Type of the head (output.weight).",
+            .group = "Types",
+            .choices = gguf_type_names()},
+           {.name = "token-embedding-type",
+            .value_name = "TYPE",
+            .default_value = "auto",
+            .help = "Type of the embedding.",
             .group = "Types",
             .choices = gguf_type_names()},
            {.name = "other-type",
@@ -274,6 +438,12 @@ const Command& convert_command() {
                     "Move the codes of a quantized folder, exactly."},
                    {"assay convert model --type Q8_0 --out model-Q8_0.gguf",
                     "Encode a 16-bit folder in 8 bits."},
+                   {"assay convert model --type Q4_K_M --imatrix model.imatrix.gguf --out "
+                    "model-Q4_K_M.gguf",
+                    "The mix of llama-quantize, with an importance matrix."},
+                   {"assay convert model-BF16.gguf --type IQ4_XS --tensor-type 'attn_v=Q8_0' "
+                    "--dry-run",
+                    "See the types and the size that a GGUF file would get."},
                    {"assay convert model-W4A16 --dry-run --list-tensors",
                     "See for each tensor what would happen."}},
       .run = run_convert,

@@ -493,7 +493,8 @@ GgufFile GgufFile::open(const std::string& path) {
         throw UnsupportedError(paths[i] + ": tensor " + in_quotes(tensor.name) + ": type " +
                                std::string(tensor.type->name) + " is not supported");
       }
-      file.tensors_.push_back({tensor.name, tensor.shape, format, part.bytes_of(tensor)});
+      file.tensors_.push_back(
+          {tensor.name, tensor.shape, format, part.bytes_of(tensor), static_cast<int64_t>(i)});
     }
   }
   const auto n_tensors = static_cast<int64_t>(file.tensors_.size());
@@ -503,6 +504,13 @@ GgufFile GgufFile::open(const std::string& path) {
                       " tensors, split.tensors.count is " + std::to_string(expected));
   }
   return file;
+}
+
+std::string gguf_part_path(const std::string& path, int64_t index, int64_t count) {
+  constexpr std::string_view kExtension = ".gguf";
+  const std::string stem =
+      path.ends_with(kExtension) ? path.substr(0, path.size() - kExtension.size()) : path;
+  return stem + part_suffix(index, count);
 }
 
 const GgufTensor* GgufFile::find(std::string_view name) const {

@@ -40,6 +40,7 @@ class GgufMetadata {
   const GgufValue* find(std::string_view key) const;
   /// Appends or replaces.
   void set(std::string_view key, GgufValue value);
+  void remove(std::string_view key);
 
   /// Typed access that accepts any integer width; empty if the key is absent; FormatError naming
   /// the key if the type does not fit.
@@ -59,6 +60,7 @@ struct GgufTensor {
   Shape shape;
   const WeightFormat* format = nullptr;  // never null after open
   std::span<const std::byte> bytes;
+  int64_t part = 0;  // file of a split model that it lies in
 };
 
 /// A mapped GGUF v3 (or v2) file, or all parts of a split one. All checks of formats.md §4.5 are
@@ -92,6 +94,10 @@ struct GgufTensorSource {
   const WeightFormat* format = nullptr;
   std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
 };
+
+/// Name of part `index` (from 0) of `count`: "<stem>-00002-of-00005.gguf", the stem being `path`
+/// without ".gguf".
+std::string gguf_part_path(const std::string& path, int64_t index, int64_t count);
 
 /// Size of the file that write_gguf makes of these, in bytes. Asks no source for its bytes.
 uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,

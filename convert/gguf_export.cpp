@@ -10,44 +10,20 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <numeric>
 
 #include "convert/core/error.h"
+#include "convert/core/json.h"
 #include "convert/core/parallel.h"
 #include "convert/core/units.h"
 #include "convert/gguf_vocabulary.h"
 #include "convert/repack.h"
+#include "convert/row_writer.h"
 #include "convert/tokenizer.h"
 
 namespace assay {
 
-std::string_view export_method_name(ExportMethod method) {
-  switch (method) {
-    case ExportMethod::kCompute:
-      return "computed";
-    case ExportMethod::kCopy:
-      return "copied";
-    case ExportMethod::kWiden:
-      return "widened";
-    case ExportMethod::kRound:
-      return "rounded";
-    case ExportMethod::kQuantize:
-      return "quantized";
-    case ExportMethod::kMoveCodes:
-      return "codes moved";
-    case ExportMethod::kRoundScales:
-      return "scales rounded";
-    case ExportMethod::kRequantize:
-      return "requantized";
-  }
-  return "unknown";
-}
-
 namespace {
-
-/// Rows of a chunk that is encoded at a time: about 4 MiB of output.
-int64_t rows_per_chunk(uint64_t row_bytes) {
-  return std::max<int64_t>(1, static_cast<int64_t>((uint64_t{4} << 20) / row_bytes));
-}
 
 constexpr int64_t kRowsPerTask = 16;
 
@@ -67,8 +43,6 @@ bool is_scalar(const WeightFormat& format) { return format.fold() == Fold::kFloa
 bool holds_every_value(const WeightFormat& to, const WeightFormat& from) {
   return &to == &from || to.code_bits() == 32;
 }
-
-bool same_value(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 std::string source_type_of(const StoredTensor& stored) {
   std::string text(stored.format->name());
@@ -194,9 +168,15 @@ GgufExport::GgufExport(std::shared_ptr<const Checkpoint> checkpoint,
     }
   }
   warnings_ = checkpoint_->warnings();
+  split_.max_bytes = options_.split_max_bytes;
   plan_tensors();
+  if (options_.mix.mix != nullptr) {
+    plan_mix();
+  } else {
+    plan_metadata();
+  }
+  count_bytes();
   refuse_losses();
-  plan_metadata();
   const std::string warning = checkpoint_->family().gguf_warning(checkpoint_->spec());
   if (!warning.empty()) warnings_.push_back(warning);
 }
@@ -213,6 +193,7 @@ void GgufExport::plan_tensors() {
     tensor.method = ExportMethod::kCompute;
     tensors_.push_back(std::move(tensor));
     entries_.push_back(nullptr);
+    extra_of_.push_back(&extra);
   }
   // A plain folder keeps the order of its files; the table's order serves all others.
   std::vector<const TensorEntry*> entries;
@@ -246,11 +227,45 @@ void GgufExport::plan_tensors() {
     }
     tensors_.push_back(std::move(tensor));
     entries_.push_back(entry);
+    extra_of_.push_back(nullptr);
   }
-  for (ExportTensor& tensor : tensors_) {
-    tensor.n_values = n_elements(tensor.shape);
-    tensor.bytes = static_cast<uint64_t>(tensor.n_values / tensor.shape.back()) *
-                   tensor.format->row_bytes(tensor.shape.back());
+}
+
+/// Types by the rules of a mix. What they leave alone stays as plan_tensors planned it: in the type
+/// of the folder.
+void GgufExport::plan_mix() {
+  std::vector<size_t> order(tensors_.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return quantized_order(tensors_[a].name, tensors_[b].name);
+  });
+  const auto sort = [&order](auto& list) {
+    std::remove_reference_t<decltype(list)> sorted;
+    for (const size_t i : order) sorted.push_back(std::move(list[i]));
+    list = std::move(sorted);
+  };
+  sort(tensors_);
+  sort(entries_);
+  sort(extra_of_);
+  plan_metadata();
+  std::vector<const WeightFormat*> stored;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const TensorEntry* entry = entries_[i];
+    const bool as_stored = entry != nullptr && entry->is_matrix();
+    stored.push_back(as_stored ? checkpoint_->stored(entry->role, entry->layer).format
+                               : tensors_[i].format);
+  }
+  apply_mix(options_.mix, stored, options_.importance);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    ExportTensor& tensor = tensors_[i];
+    const TensorEntry* entry = entries_[i];
+    if (tensor.method == ExportMethod::kRound) {
+      tensor.narrowing =
+          count_narrowing(checkpoint_->matrix(entry->role, entry->layer), *tensor.format);
+    } else if (tensor.method == ExportMethod::kRequantize) {
+      losses_.push_back(fmt::format("{} ({}) as {}", in_quotes(tensor.source_name),
+                                    tensor.source_type, tensor.format->name()));
+    }
   }
 }
 
@@ -346,25 +361,30 @@ void GgufExport::refuse_losses() const {
   }
 }
 
-void GgufExport::plan_metadata() {
-  const Checkpoint& checkpoint = *checkpoint_;
-  // The file's type is the one of most values in the layers.
+/// The mix's, or the one of most values in the layers.
+uint32_t GgufExport::file_type() const {
+  if (options_.mix.mix != nullptr) return options_.mix.mix->file_type;
   std::map<uint32_t, int64_t> values_of_type;
-  int64_t n_parameters = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const TensorEntry* entry = entries_[i];
-    n_parameters += n_elements(tensors_[i].shape);
     if (entry == nullptr || entry->layer < 0 || entry->shape.size() != 2) continue;
     values_of_type[tensors_[i].format->gguf_file_type().value_or(0)] += n_elements(entry->shape);
   }
   const auto most =
       std::max_element(values_of_type.begin(), values_of_type.end(),
                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  return most->first;
+}
+
+void GgufExport::plan_metadata() {
+  const Checkpoint& checkpoint = *checkpoint_;
+  int64_t n_parameters = 0;
+  for (const ExportTensor& tensor : tensors_) n_parameters += n_elements(tensor.shape);
   metadata_.set("general.architecture", std::string(checkpoint.family().gguf_architecture));
   metadata_.set("general.type", std::string("model"));
   metadata_.set("general.name", options_.name.value_or(title_of(checkpoint.path())));
   metadata_.set("general.size_label", size_label(n_parameters));
-  checkpoint.family().write_gguf_metadata(checkpoint.spec(), checkpoint.config(), most->first,
+  checkpoint.family().write_gguf_metadata(checkpoint.spec(), checkpoint.config(), file_type(),
                                           metadata_);
   metadata_.set("general.quantization_version", uint32_t{2});
   write_vocabulary_gguf(Tokenizer::from_folder(checkpoint.path()), checkpoint.path(),
@@ -374,126 +394,12 @@ void GgufExport::plan_metadata() {
 // ---------------------------------------------------------------------------------------------
 // Write
 
-namespace {
-
-/// Rows of one tensor in the order of GGUF, from the source into the bytes of the target format.
-class RowWriter {
- public:
-  RowWriter(const ExportTensor& tensor, const CheckpointMatrix& matrix,
-            std::vector<int64_t> source_rows, bool allow_infinite)
-      : tensor_(tensor),
-        matrix_(matrix),
-        source_rows_(std::move(source_rows)),
-        allow_infinite_(allow_infinite) {}
-
-  int64_t n_changed() const { return n_changed_; }
-
-  void run(const std::function<void(std::span<const std::byte>)>& sink) {
-    const uint64_t row_bytes = tensor_.format->row_bytes(matrix_.view.columns);
-    const int64_t chunk_rows = std::min(matrix_.view.rows, rows_per_chunk(row_bytes));
-    std::vector<std::byte> chunk(static_cast<size_t>(chunk_rows) * row_bytes);
-    for (int64_t first = 0; first < matrix_.view.rows; first += chunk_rows) {
-      const int64_t n = std::min(chunk_rows, matrix_.view.rows - first);
-      parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end) {
-        Buffers buffers;
-        for (int64_t i = begin; i < end; ++i) {
-          write_row(first + i,
-                    std::span(chunk).subspan(static_cast<size_t>(i) * row_bytes, row_bytes),
-                    buffers);
-        }
-      });
-      sink(std::span(chunk).first(static_cast<size_t>(n) * row_bytes));
-    }
-  }
-
- private:
-  struct Buffers {
-    std::vector<float> values;
-    std::vector<float> written;
-    IntegerRow integers;
-  };
-
-  void write_row(int64_t gguf_row, std::span<std::byte> out, Buffers& buffers) {
-    const int64_t row =
-        source_rows_.empty() ? gguf_row : source_rows_[static_cast<size_t>(gguf_row)];
-    const WeightFormat& format = *tensor_.format;
-    const WeightView& view = matrix_.view;
-    const auto columns = static_cast<size_t>(view.columns);
-    switch (tensor_.method) {
-      case ExportMethod::kCopy:
-        std::memcpy(out.data(),
-                    view.data.data() + static_cast<size_t>(matrix_.source_row(row)) * out.size(),
-                    out.size());
-        break;
-      case ExportMethod::kMoveCodes:
-      case ExportMethod::kRoundScales:
-        matrix_.read_integers(row, buffers.integers);
-        format.repack_row(buffers.integers, view.group_size, out);
-        break;
-      default:
-        buffers.values.resize(columns);
-        matrix_.decode_row(row, buffers.values);
-        encode(row, buffers.values, out);
-    }
-    check_row(row, out);
-    if (tensor_.method == ExportMethod::kRoundScales ||
-        tensor_.method == ExportMethod::kRequantize) {
-      count_changes(row, out, buffers);
-    }
-  }
-
-  void encode(int64_t row, std::span<const float> values, std::span<std::byte> out) const {
-    try {
-      tensor_.format->encode_row(values, {}, out);
-    } catch (const NumericError& error) {
-      throw NumericError(fmt::format("\"{}\", row {}: {}", tensor_.source_name, row, error.what()));
-    }
-  }
-
-  WeightView view_of(std::span<const std::byte> row) const {
-    return {.format = tensor_.format,
-            .rows = 1,
-            .columns = matrix_.view.columns,
-            .group_size = tensor_.format->fixed_group(),
-            .data = row};
-  }
-
-  void check_row(int64_t row, std::span<const std::byte> out) const {
-    if (allow_infinite_) return;
-    if (const auto fault = tensor_.format->find_fault(view_of(out), 0)) {
-      throw NumericError(fmt::format("\"{}\", row {}, as {}: {}", tensor_.source_name, row,
-                                     tensor_.format->name(), *fault));
-    }
-  }
-
-  void count_changes(int64_t row, std::span<const std::byte> out, Buffers& buffers) {
-    const auto columns = static_cast<size_t>(matrix_.view.columns);
-    buffers.values.resize(columns);
-    buffers.written.resize(columns);
-    matrix_.decode_row(row, buffers.values);
-    tensor_.format->decode_row(view_of(out), 0, buffers.written);
-    int64_t changed = 0;
-    for (size_t i = 0; i < columns; ++i) {
-      changed += same_value(buffers.values[i], buffers.written[i]) ? 0 : 1;
-    }
-    n_changed_ += changed;
-  }
-
-  const ExportTensor& tensor_;
-  const CheckpointMatrix& matrix_;
-  std::vector<int64_t> source_rows_;
-  bool allow_infinite_;
-  std::atomic<int64_t> n_changed_ = 0;
-};
-
-}  // namespace
-
 void GgufExport::write_tensor(size_t index,
                               const std::function<void(std::span<const std::byte>)>& sink) {
   ExportTensor& tensor = tensors_[index];
   const TensorEntry* entry = entries_[index];
   if (entry == nullptr) {
-    sink(std::as_bytes(std::span(extras_[index].values)));
+    sink(std::as_bytes(std::span(extra_of_[index]->values)));
     return;
   }
   if (!entry->is_matrix()) {
@@ -505,39 +411,29 @@ void GgufExport::write_tensor(size_t index,
     return;
   }
   const CheckpointMatrix matrix = checkpoint_->matrix(entry->role, entry->layer);
-  RowWriter writer(tensor, matrix, huggingface_rows_of_gguf(*entry), options_.allow_infinite);
+  const std::vector<int64_t> order = huggingface_rows_of_gguf(*entry);
+  const auto source_row = [&](int64_t row) {
+    return order.empty() ? row : order[static_cast<size_t>(row)];
+  };
+  const uint64_t row_bytes = tensor.format->row_bytes(matrix.view.columns);
+  RowWriter writer(
+      tensor,
+      {.rows = matrix.view.rows,
+       .columns = matrix.view.columns,
+       .group_size = matrix.view.group_size,
+       .bytes =
+           [&](int64_t row) {
+             const auto at = static_cast<size_t>(matrix.source_row(source_row(row)));
+             return matrix.view.data.subspan(at * row_bytes, row_bytes);
+           },
+       .values = [&](int64_t row,
+                     std::span<float> out) { matrix.decode_row(source_row(row), out); },
+       .integers = [&](int64_t row,
+                       IntegerRow& out) { matrix.read_integers(source_row(row), out); },
+       .importance = [&](int64_t) { return importance_of(index, 0); }},
+      options_.allow_infinite);
   writer.run(sink);
   tensor.n_changed = writer.n_changed();
-}
-
-std::vector<GgufTensorSource> GgufExport::sources(const std::function<void(size_t)>& begin) {
-  std::vector<GgufTensorSource> sources;
-  for (size_t i = 0; i < tensors_.size(); ++i) {
-    sources.push_back({tensors_[i].name, tensors_[i].shape, tensors_[i].format,
-                       [this, i, begin](const auto& sink) {
-                         if (begin) begin(i);
-                         write_tensor(i, sink);
-                       }});
-  }
-  return sources;
-}
-
-uint64_t GgufExport::file_bytes() const {
-  std::vector<GgufTensorSource> sources;
-  for (const ExportTensor& tensor : tensors_) {
-    sources.push_back({tensor.name, tensor.shape, tensor.format, {}});
-  }
-  return gguf_file_bytes(checkpoint_->path(), metadata_, sources);
-}
-
-WrittenFile GgufExport::write(const std::string& path,
-                              const std::function<void(uint64_t, const std::string&)>& progress) {
-  uint64_t done = 0;
-  size_t previous = 0;
-  return write_gguf(path, metadata_, sources([&](size_t index) {
-                      for (; previous < index; ++previous) done += tensors_[previous].bytes;
-                      if (progress) progress(done, tensors_[index].name);
-                    }));
 }
 
 }  // namespace assay

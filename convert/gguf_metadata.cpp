@@ -36,6 +36,15 @@ void GgufMetadata::set(std::string_view key, GgufValue value) {
   }
 }
 
+void GgufMetadata::remove(std::string_view key) {
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return;
+  const size_t at = found->second;
+  items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(at));
+  by_key_.erase(found);
+  for (auto& [name, position] : by_key_) position -= position > at ? 1 : 0;
+}
+
 std::optional<int64_t> GgufMetadata::integer(std::string_view key) const {
   const GgufValue* value = find(key);
   if (value == nullptr) return std::nullopt;
