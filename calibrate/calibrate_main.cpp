@@ -1,19 +1,51 @@
 #include <fmt/core.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "calibrate/calibration_options.h"
 #include "calibrate/commands.h"
 #include "calibrate/dataset.h"
+#include "calibrate/measure_importance.h"
 #include "convert/checkpoint.h"
+#include "convert/core/error.h"
+#include "convert/core/file.h"
 #include "convert/tokenizer.h"
 
 namespace assay {
 namespace {
 
+/// Runs the model on the windows and writes the importance matrix; its SHA-256.
+std::string write_matrix(const std::shared_ptr<const Checkpoint>& checkpoint,
+                         const TokenWindows& windows, const cli::Arguments& arguments,
+                         cli::Terminal& terminal) {
+  namespace fs = std::filesystem;
+  const std::string path = arguments.text("imatrix-out");
+  const std::string parent = fs::path(path).parent_path().string();
+  const std::string folder = parent.empty() ? "." : parent;
+  require_writable(folder, uint64_t{1} << 20);
+  const auto progress = terminal.progress("imatrix", 1.0);
+  ImportanceSource source =
+      measure_importance(checkpoint, windows,
+                         {.kv_type = *kv_type_from_name(arguments.text("kv-type")),
+                          .activation_memory = arguments.bytes("activation-memory"),
+                          .spill_folder = folder,
+                          .progress = [&](double share, const std::string& label) {
+                            if (cli::stop_requested())
+                              throw StoppedError("stopped; nothing was written");
+                            progress->update(share, label);
+                          }});
+  source.dataset = fs::path(arguments.text("data")).filename().string();
+  return write_importance(path, source).sha256;
+}
+
 ExitCode run_calibrate(const cli::Arguments& arguments, cli::Terminal& terminal) {
   const std::string model = arguments.text("MODEL");
   const std::string out = arguments.text("out");
+  const std::string matrix = arguments.text("imatrix-out");
+  if (out.empty() && matrix.empty()) {
+    throw UsageError("--out FILE or --imatrix-out FILE is missing: there is nothing to write");
+  }
   const auto checkpoint = Checkpoint::open(model);
   const auto encoder = [&] {
     return make_text_encoder(std::make_shared<const Tokenizer>(Tokenizer::from_folder(model)));
@@ -25,23 +57,33 @@ ExitCode run_calibrate(const cli::Arguments& arguments, cli::Terminal& terminal)
     throw UsageError(fmt::format("--window-length: found {}, the model's context is {}",
                                  windows.window_length, checkpoint->spec().context_length));
   }
-  write_token_file(out, windows);
+  Json json = Json::object();
+  json.set("n_windows", windows.n_windows)
+      .set("window_length", windows.window_length)
+      .set("n_tokens", windows.n_tokens())
+      .set("token_ids_sha256", windows.sha256())
+      .set("bos_id", windows.bos_id ? Json(static_cast<int64_t>(*windows.bos_id)) : Json());
   if (!terminal.json()) {
     terminal.log(cli::LogLevel::kInfo,
                  fmt::format("{} windows of {} tokens, {} tokens in all, SHA-256 of the ids {}",
                              windows.n_windows, windows.window_length, windows.n_tokens(),
                              windows.sha256()));
-    terminal.print(out + "\n");
-    return ExitCode::kDone;
   }
-  Json json = Json::object();
-  json.set("file", out)
-      .set("n_windows", windows.n_windows)
-      .set("window_length", windows.window_length)
-      .set("n_tokens", windows.n_tokens())
-      .set("token_ids_sha256", windows.sha256())
-      .set("bos_id", windows.bos_id ? Json(static_cast<int64_t>(*windows.bos_id)) : Json());
-  terminal.print(json.dump() + "\n");
+  if (!out.empty()) {
+    write_token_file(out, windows);
+    json.set("file", out);
+  }
+  if (!matrix.empty()) {
+    json.set("imatrix", matrix);
+    json.set("imatrix_sha256", write_matrix(checkpoint, windows, arguments, terminal));
+  }
+  if (terminal.json()) {
+    terminal.print(json.dump() + "\n");
+  } else {
+    for (const std::string& path : {out, matrix}) {
+      if (!path.empty()) terminal.print(path + "\n");
+    }
+  }
   return ExitCode::kDone;
 }
 
@@ -59,8 +101,26 @@ std::vector<cli::Option> options() {
        .kind = cli::ValueKind::kPath,
        .value_name = "FILE",
        .help = "Token file to write: .safetensors or .npy.",
-       .group = "Output",
-       .required = true},
+       .group = "Output"},
+      {.name = "imatrix-out",
+       .kind = cli::ValueKind::kPath,
+       .value_name = "FILE",
+       .help = "Run the model on the windows and write an importance matrix (GGUF, as of "
+               "llama-imatrix) for assay convert --imatrix.",
+       .group = "Output"},
+      {.name = "kv-type",
+       .value_name = "TYPE",
+       .default_value = "f32",
+       .help = "Type of the key-value cache in that run.",
+       .group = "Importance matrix",
+       .choices = {"f16", "bf16", "f32"}},
+      {.name = "activation-memory",
+       .kind = cli::ValueKind::kBytes,
+       .value_name = "SIZE",
+       .default_value = "1152MiB",
+       .help = "Memory for activations in that run; more goes to disk beside the file. Results do "
+               "not depend on it.",
+       .group = "Importance matrix"},
   };
   for (cli::Option& option : dataset_options()) all.push_back(std::move(option));
   return all;
@@ -71,12 +131,13 @@ std::vector<cli::Option> options() {
 const cli::Command& calibrate_command() {
   static const cli::Command command = {
       .name = "calibrate",
-      .brief = "Turn text into the token windows that quantize reads",
+      .brief = "Turn text into token windows, and into an importance matrix",
       .description =
           "Encodes documents with the model's tokenizer, puts them one after another, cuts them "
           "into windows, puts BOS at the head of each window where the tokenizer has one, and "
           "writes the ids. A run of assay quantize on that file needs neither the text nor the "
-          "tokenizer, and its SHA-256 names the calibration data exactly.",
+          "tokenizer, and its SHA-256 names the calibration data exactly. --imatrix-out runs the "
+          "model on the windows and writes how much each input column of each linear matters.",
       .positionals = {{.name = "MODEL", .help = "Model folder: tokenizer and vocabulary size."}},
       .options = options(),
       .examples = {{"assay calibrate tests/data/llama-tiny --data README.md --window-length 256 "
@@ -84,7 +145,10 @@ const cli::Command& calibrate_command() {
                     "Windows of 256 tokens from a text."},
                    {"assay calibrate tests/data/llama-tiny --data README.md --max-tokens 4096 "
                     "--out tokens.npy --json",
-                    "At most 4,096 tokens; hash and counts as JSON."}},
+                    "At most 4,096 tokens; hash and counts as JSON."},
+                   {"assay calibrate tests/data/llama-tiny --data README.md --windows 4 "
+                    "--window-length 256 --imatrix-out llama-tiny.imatrix.gguf",
+                    "An importance matrix from four windows."}},
       .run = run_calibrate,
   };
   return command;
