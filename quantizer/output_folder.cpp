@@ -99,7 +99,10 @@ std::vector<OutputFile> listing(const std::vector<WrittenFile>& written) {
 void publish(const std::string& partial, const std::string& out) {
   make_durable(partial);
   const std::string replaced = out + ".replaced";
-  if (file_exists(out)) rename_folder(out, replaced);
+  if (file_exists(out)) {
+    remove_folder(replaced);  // of a run that was ended between the renames below
+    rename_folder(out, replaced);
+  }
   rename_folder(partial, out);
   make_durable(parent_of(out));
   remove_folder(replaced);

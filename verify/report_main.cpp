@@ -25,9 +25,19 @@ ExitCode run(const Arguments& arguments, Terminal& terminal) {
                     "files go beside it",
                     html.string()));
   }
+  const fs::path markdown = fs::path(html).replace_extension(".md");
+  const fs::path figures = fs::path(html).replace_extension(".json");
+  for (const fs::path& beside : {markdown, figures}) {
+    // An earlier report is replaced as a whole; a lone config.json is something else.
+    if (!fs::exists(beside) || fs::exists(html)) continue;
+    throw UsageError(
+        fmt::format("--out {}: {} would be lost, which belongs to no such report; "
+                    "choose another name",
+                    html.string(), beside.string()));
+  }
   const Json json = report::to_json(data);
-  write_text_file(fs::path(html).replace_extension(".md").string(), report::to_markdown(data));
-  write_text_file(fs::path(html).replace_extension(".json").string(), json.dump() + "\n");
+  write_text_file(markdown.string(), report::to_markdown(data));
+  write_text_file(figures.string(), json.dump() + "\n");
   write_text_file(html.string(), report::to_html(data));
   terminal.print(terminal.json() ? json.dump() + "\n" : html.string() + "\n");
   return ExitCode::kDone;
@@ -54,7 +64,9 @@ const Command& report_command() {
                    .kind = ValueKind::kPath,
                    .value_name = "FILE",
                    .help = "The HTML file. Default: report.html in RUN_DIR.",
-                   .group = "Output"}},
+                   .group = "Output",
+                   .writes = true,
+                   .replaceable = ".html"}},
       .examples = {{"assay report model-W4A16", "Writes model-W4A16/report.html."},
                    {"assay report model-W4A16 --verify verify.json --out report.html",
                     "With the verdict and the difference by position."}},

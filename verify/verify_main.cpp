@@ -294,17 +294,20 @@ std::vector<Option> options() {
        .kind = ValueKind::kPath,
        .value_name = "FILE",
        .help = "Writes the verdict as JSON to a file too; the input of assay report --verify.",
-       .group = "Output"},
+       .group = "Output",
+       .writes = true},
       {.name = "junit",
        .kind = ValueKind::kPath,
        .value_name = "FILE",
        .help = "Writes one JUnit test case a check.",
-       .group = "Output"},
+       .group = "Output",
+       .writes = true},
       {.name = "write-reference",
        .kind = ValueKind::kPath,
        .value_name = "DIR",
        .help = "Compares nothing: writes what A computes for --prompts as a reference bundle.",
-       .group = "Output"},
+       .group = "Output",
+       .writes = true},
   };
 }
 

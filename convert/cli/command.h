@@ -30,6 +30,8 @@ struct Option {
   bool required = false;
   bool repeatable = false;                // in the environment: values separated by ';'
   bool expert = false;                    // only in --help-all
+  bool writes = false;                    // kPath: written by the command, not read
+  std::string replaceable = {};           // with `writes`: OutputPath::replaceable
   std::vector<std::string> choices = {};  // allowed words
   std::optional<double> minimum = {};     // for kInteger, kNumber, kBytes
   std::optional<double> maximum = {};

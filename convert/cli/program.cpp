@@ -14,6 +14,7 @@
 #include "convert/cli/signals.h"
 #include "convert/cli/stream_terminal.h"
 #include "convert/cli/suggest.h"
+#include "convert/core/overwrite.h"
 #include "convert/core/parallel.h"
 
 namespace assay::cli {
@@ -56,6 +57,27 @@ void apply_threads(const Arguments& arguments, const Surroundings& surroundings)
     n_threads = std::clamp<int64_t>(openmp_threads, 0, 1024);
   }
   set_n_threads(static_cast<int>(n_threads));
+}
+
+/// No command may write over what it reads.
+void check_outputs(const Command& command, const OptionTable& table, const Arguments& arguments) {
+  std::vector<OutputPath> outputs;
+  Words inputs;
+  for (const Positional& positional : command.positionals) {
+    for (const std::string& path : arguments.list(positional.name)) inputs.push_back(path);
+  }
+  for (const Option& option : table.options()) {
+    if (option.kind != ValueKind::kPath) continue;
+    for (const std::string& path : arguments.list(option.name)) {
+      if (path.empty()) continue;
+      if (option.writes) {
+        outputs.push_back({"--" + option.name, path, option.replaceable});
+      } else {
+        inputs.push_back(path);
+      }
+    }
+  }
+  refuse_to_overwrite(outputs, inputs);
 }
 
 /// One run of the program. The terminal is a member so that errors reach the log file too.
@@ -130,6 +152,7 @@ class Run {
     json_ = arguments.flag("json");
     if (arguments.flag("show-config")) return show_config(command, table, arguments);
     check_required(command, table, arguments);
+    check_outputs(command, table, arguments);
 
     apply_threads(arguments, surroundings_);
     if (hooks_.set_isa) hooks_.set_isa(arguments.text("isa"));
@@ -169,9 +192,8 @@ class Run {
 
   /// A log file with missing lines is no success.
   int finish(ExitCode code) {
-    const std::string fault = terminal_ ? terminal_->log_file_fault() : std::string();
-    if (fault.empty() || code != ExitCode::kDone) return static_cast<int>(code);
-    return report(fault, ExitCode::kInput);
+    if (terminal_ && code == ExitCode::kDone) terminal_->require_log_file();
+    return static_cast<int>(code);
   }
 
   int report(const std::string& message, ExitCode code) {
@@ -218,6 +240,7 @@ int run_words(const std::vector<std::string>& words, std::span<const Command* co
 
 int run_program(int argc, const char* const* argv, std::span<const Command* const> commands,
                 const ProgramHooks& hooks) {
+  occupy_standard_descriptors();
   install_signal_handlers();
   if (!hooks.git_id.empty()) set_git_id(hooks.git_id);
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);

@@ -162,9 +162,11 @@ std::unique_ptr<Progress> StreamTerminal::progress(std::string_view title, doubl
   return result;
 }
 
-std::string StreamTerminal::log_file_fault() const {
+void StreamTerminal::require_log_file() const {
   const std::lock_guard lock(mutex_);
-  return log_fault_;
+  if (log_error_ == 0) return;
+  throw_system_error(options_.log_file + ": cannot write to the log file, later lines are lost",
+                     log_error_);
 }
 
 void StreamTerminal::update_step(Step& step, double done, std::string_view label) {
@@ -269,14 +271,13 @@ void StreamTerminal::run_heart() {
 }
 
 void StreamTerminal::write_log_record(LogLevel level, std::string_view message) {
-  if (log_descriptor_ < 0 || !log_fault_.empty()) return;
+  if (log_descriptor_ < 0 || log_error_ != 0) return;
   Json record = Json::object();
   record.set("elapsed_s", std::round((surroundings_.now() - start_) * 1e3) / 1e3);
   record.set("level", level_name(level));
   record.set("message", message);
   if (write_all(log_descriptor_, record.dump(0) + "\n")) return;
-  log_fault_ = fmt::format("{}: cannot write to the log file: {}; later lines are lost",
-                           options_.log_file, std::strerror(errno));
+  log_error_ = errno;
 }
 
 }  // namespace assay::cli

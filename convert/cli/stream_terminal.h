@@ -54,8 +54,8 @@ class StreamTerminal : public Terminal {
 
   /// Whether print() was called: an error may then not add a JSON document.
   bool printed() const { return printed_; }
-  /// Why lines are missing in the log file; empty if none are.
-  std::string log_file_fault() const;
+  /// Throws FileError or ResourceError if lines are missing in the log file.
+  void require_log_file() const;
 
  private:
   friend class StreamProgress;
@@ -82,7 +82,7 @@ class StreamTerminal : public Terminal {
   Surroundings surroundings_;
   double start_ = 0;
   int log_descriptor_ = -1;
-  std::string log_fault_;
+  int log_error_ = 0;  // errno of the first line that could not be written
   bool printed_ = false;
 
   mutable std::mutex mutex_;

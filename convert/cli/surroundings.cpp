@@ -1,5 +1,6 @@
 #include "convert/cli/surroundings.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -40,6 +41,15 @@ void write_standard_output(std::string_view text) {
 }
 
 }  // namespace
+
+void occupy_standard_descriptors() {
+  constexpr int kModes[] = {O_WRONLY, O_RDONLY, O_WRONLY};
+  for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) >= 0) continue;
+    // The lowest free number is this one, since those below are in use by now.
+    if (::open("/dev/null", kModes[descriptor]) < 0) ::open("/", O_RDONLY | O_DIRECTORY);
+  }
+}
 
 bool write_all(int file_descriptor, std::string_view text) {
   while (!text.empty()) {

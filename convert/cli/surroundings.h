@@ -35,6 +35,11 @@ struct Surroundings {
 /// The real ones of this process.
 Surroundings process_surroundings();
 
+/// Gives the standard descriptors that are closed (`2>&-`) a file that refuses to be read (0) or
+/// written (1), or that swallows everything (2). Without it the next file that is opened would get
+/// such a number, and messages would go into it.
+void occupy_standard_descriptors();
+
 /// Writes all bytes; false with errno set if that fails.
 bool write_all(int file_descriptor, std::string_view text);
 

@@ -319,7 +319,7 @@ void write_text_file(const std::string& path, std::string_view text) {
 
 bool file_exists(const std::string& path) {
   struct stat status {};
-  return ::stat(path.c_str(), &status) == 0;
+  return ::lstat(path.c_str(), &status) == 0;
 }
 
 std::string contained_path(const std::string& folder, std::string_view name,
@@ -357,6 +357,9 @@ uint64_t available_bytes(const std::string& folder) {
 }
 
 void require_writable(const std::string& folder, uint64_t bytes) {
+  if (!std::filesystem::is_directory(folder)) {
+    throw FileError(folder + ": there is no such folder to write into; make it, or choose another");
+  }
   const uint64_t available = available_bytes(folder);
   if (available < bytes) {
     throw ResourceError(folder + ": " + std::to_string(bytes) + " bytes are needed, " +

@@ -1,70 +1,22 @@
-#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdlib>
+#include <algorithm>
 #include <sstream>
 #include <string>
 #include <vector>
 
-#include "convert/core/file.h"
 #include "convert/core/json.h"
-#include "tests/support/temporary_directory.h"
+#include "tests/cli/program_fixture.h"
 
 namespace assay {
 namespace {
 
+using test::Program;
+using test::ShellResult;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
-
-/// What a shell command left; `assay` in it is the program under test.
-struct ShellResult {
-  int exit_code = -1;  // 128 + n if signal n ended it
-  std::string out, error;
-};
-
-class Program : public testing::Test {
- protected:
-  ShellResult shell(const std::string& command) const {
-    const std::string script =
-        "assay() { \"" ASSAY_PROGRAM "\" \"$@\"; }; cd '" + directory_.path() + "'; " + command;
-    const std::string out = directory_.file("out"), error = directory_.file("error");
-    const pid_t child = ::fork();
-    if (child == 0) {
-      const int out_fd = ::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-      const int error_fd = ::open(error.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
-      const int in_fd = ::open("/dev/null", O_RDONLY);
-      ::dup2(in_fd, STDIN_FILENO);
-      ::dup2(out_fd, STDOUT_FILENO);
-      ::dup2(error_fd, STDERR_FILENO);
-      ::execl("/bin/bash", "bash", "-c", script.c_str(), nullptr);
-      ::_exit(127);
-    }
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    ShellResult result;
-    result.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    result.out = read_text_file(out);
-    result.error = read_text_file(error);
-    return result;
-  }
-
-  /// The words that completion offers for the last one.
-  std::vector<std::string> completions(const std::string& words) const {
-    std::istringstream lines(shell("assay __complete " + words).out);
-    std::vector<std::string> result;
-    for (std::string line; std::getline(lines, line);) {
-      result.push_back(line.substr(0, line.find('\t')));
-    }
-    return result;
-  }
-
-  test::TemporaryDirectory directory_;
-};
 
 /// The commands of the index.
 class EveryCommand : public Program {

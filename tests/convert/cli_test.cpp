@@ -123,6 +123,21 @@ TEST_F(Cli, EnvironmentStandsBetweenDefaultAndCommandLine) {
   EXPECT_THAT(result.out, HasSubstr("out= (default)\n"));
 }
 
+TEST_F(Cli, Case_B74_SwitchesInTheEnvironmentAreReadByValueNotByPresence) {
+  const auto resume = [&](std::string_view value) {
+    process.surroundings.environment = {{"ASSAY_RESUME", std::string(value)}};
+    return run({"pack", "m"});
+  };
+
+  for (const char* off : {"0", "false", "FALSE", "off", "no", ""}) {
+    EXPECT_THAT(resume(off).out, HasSubstr("resume=false|")) << off;
+  }
+  for (const char* on : {"1", "true", "ON", "yes"}) {
+    EXPECT_THAT(resume(on).out, HasSubstr("resume=true|")) << on;
+  }
+  EXPECT_EQ(resume("perhaps").exit_code, 2);
+}
+
 TEST_F(Cli, CommandLineSwitchesAFlagOfTheEnvironmentOff) {
   process.surroundings.environment = {{"ASSAY_RESUME", "1"}};
 
@@ -340,8 +355,9 @@ TEST_F(Cli, Case_B82_FullLogFileIsNoSuccess) {
   const RunResult full = run({"verify-equivalence", "--log-file", "/dev/full"});
   const RunResult missing = run({"verify-equivalence", "--log-file", "/no/such/folder/log"});
 
-  EXPECT_EQ(full.exit_code, 3);
-  EXPECT_THAT(full.error, HasSubstr("/dev/full: cannot write to the log file: No space left"));
+  EXPECT_EQ(full.exit_code, 6);
+  EXPECT_THAT(full.error, HasSubstr("/dev/full: cannot write to the log file, later lines are "
+                                    "lost: No space left"));
   EXPECT_EQ(missing.exit_code, 3);
   EXPECT_THAT(missing.error, HasSubstr("/no/such/folder/log: cannot open the log file"));
 }

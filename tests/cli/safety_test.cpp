@@ -1,0 +1,131 @@
+// What the program may never do to the files of its user.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "convert/core/file.h"
+#include "convert/core/sha256.h"
+#include "tests/cli/program_fixture.h"
+#include "tests/support/tiny_model.h"
+
+namespace assay {
+namespace {
+
+using test::ShellResult;
+using testing::HasSubstr;
+
+class Safety : public test::Program {
+ protected:
+  Safety() { test::make_tiny_model().write(path("model")); }
+
+  std::string path(const std::string& name) const { return directory_.file(name); }
+  std::string model_hash() const { return sha256_of_file(path("model/model.safetensors")); }
+};
+
+TEST_F(Safety, NoCommandWritesOverItsInput) {
+  const std::string before = model_hash(), config = read_text_file(path("model/config.json"));
+  shell("cp model/tokenizer.json text");
+  for (const char* command : {
+           "assay quantize model --algorithm rtn --group-size 32 --out model --force",
+           "assay quantize model --algorithm rtn --group-size 32 --out model --resume",
+           "assay quantize model --algorithm rtn --group-size 32 --out . --force",
+           "assay quantize model --algorithm rtn --group-size 32 --out q --report "
+           "model/config.json",
+           "assay convert model --out model/model.safetensors --force",
+           "assay convert model --out m.gguf --log-file model/config.json",
+           "assay calibrate model --data text --window-length 8 --out model/model.safetensors",
+           "ln -s text text.npy; assay calibrate model --data text --window-length 8 "
+           "--out text.npy",
+           "assay verify-equivalence model model --json-out model/config.json",
+           "assay verify-equivalence model model --junit model/model.safetensors",
+       }) {
+    const ShellResult result = shell(command);
+
+    EXPECT_EQ(result.exit_code, 2) << command << "\n" << result.error;
+    EXPECT_EQ(model_hash(), before) << command;
+    EXPECT_EQ(read_text_file(path("model/config.json")), config) << command;
+  }
+}
+
+TEST_F(Safety, ForceAndResumeReplaceModelsOnly) {
+  std::filesystem::create_directories(path("home/documents"));
+  std::filesystem::create_directories(path("empty"));
+  for (const std::string option : {"--force", "--resume"}) {
+    const ShellResult result =
+        shell("assay quantize model --algorithm rtn --group-size 32 --out home " + option);
+
+    EXPECT_EQ(result.exit_code, 2) << option;
+    EXPECT_THAT(result.error, HasSubstr("home: is no model folder, and would be lost"));
+    EXPECT_TRUE(std::filesystem::exists(path("home/documents")));
+  }
+  EXPECT_EQ(
+      shell("assay quantize model --algorithm rtn --group-size 32 --out empty --force").exit_code,
+      0);
+}
+
+TEST_F(Safety, ResumeDoesNotReplaceAModelThatIsNoResult) {
+  test::make_tiny_model().write(path("other"));
+
+  const ShellResult result =
+      shell("assay quantize model --algorithm rtn --group-size 32 --out other --resume");
+
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error, HasSubstr("other: is no result that --resume could go on with"));
+}
+
+TEST_F(Safety, ALinkThatLeadsNowhereIsSeenBeforeTheWork) {
+  std::filesystem::create_symlink("nowhere", path("out"));
+
+  const ShellResult result =
+      shell("assay quantize model --algorithm rtn --group-size 32 --out out");
+
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error, HasSubstr("out: exists already"));
+  EXPECT_FALSE(file_exists(path("out.state")));
+}
+
+TEST_F(Safety, ReportsReplaceReportsOnly) {
+  ASSERT_EQ(shell("assay quantize model --algorithm rtn --group-size 32 --out q").exit_code, 0);
+  const std::string config = read_text_file(path("q/config.json"));
+
+  const ShellResult result = shell("assay report q --out q/config.html");
+
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.error, HasSubstr("q/config.json would be lost"));
+  EXPECT_EQ(read_text_file(path("q/config.json")), config);
+  EXPECT_EQ(shell("assay report q && assay report q").exit_code, 0);
+}
+
+// The number of a closed descriptor goes to the next file that is opened; messages must not follow.
+TEST_F(Safety, ClosedStandardDescriptorsChangeNoByteOfAFile) {
+  ASSERT_EQ(shell("assay convert model --out open.gguf").exit_code, 0);
+  const std::string expected = sha256_of_file(path("open.gguf"));
+  for (const std::string closed : {"<&-", ">&-", "2>&-", "<&- >&- 2>&-"}) {
+    const ShellResult result =
+        shell("assay convert model --out closed.gguf --force --progress plain " + closed);
+
+    // Results that cannot be told are no success.
+    const bool tells = closed == "<&-" || closed == "2>&-";
+    EXPECT_EQ(result.exit_code, tells ? 0 : 3) << closed;
+    EXPECT_EQ(sha256_of_file(path("closed.gguf")), expected) << closed;
+  }
+}
+
+// ---- stopping ----
+
+TEST_F(Safety, ASignalEndsGenerationWithTheTextSoFar) {
+  test::make_tiny_model({.config = {{"max_position_embeddings", 200000}}}).write(path("long"));
+
+  const ShellResult result = shell(
+      "mkfifo pipe; \"$program\" generate long --token-ids 0,9 --raw-ids --ignore-eos -n 150000 "
+      "> pipe & exec 3< pipe; read -u 3 first; kill -TERM $!; cat <&3 > rest; wait $!; "
+      "echo \"$first $?\"");
+
+  EXPECT_THAT(result.out, testing::MatchesRegex("[0-9]+ 75\n"));
+  EXPECT_THAT(result.error, HasSubstr("stopped after "));
+}
+
+}  // namespace
+}  // namespace assay
