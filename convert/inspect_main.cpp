@@ -37,7 +37,8 @@ const Command& inspect_command() {
                   {.name = "check",
                    .kind = ValueKind::kFlag,
                    .help = "Read every value and scale: NaN, infinity and negative scales are "
-                           "problems. Ends with 3 if there are any.",
+                           "problems, and so is what differs from the folder's manifest. Ends "
+                           "with 3 if there are any.",
                    .group = "Output"}},
       .examples = {{"assay inspect model", "One page about a model."},
                    {"assay inspect model.gguf --hashes --json",

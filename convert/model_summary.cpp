@@ -14,6 +14,7 @@
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
 #include "convert/gguf_vocabulary.h"
+#include "convert/manifest_check.h"
 #include "convert/tokenizer.h"
 
 namespace assay {
@@ -393,7 +394,12 @@ void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json
   }
   add_weights(checkpoint, summary);
   for (const std::string& warning : checkpoint.warnings()) problems.push(warning);
-  if (options.check_values) check_values(checkpoint, problems);
+  if (!options.check_values) return;
+  check_values(checkpoint, problems);
+  if (checkpoint.safetensors() == nullptr) return;
+  for (const std::string& fault : manifest_faults(checkpoint.path(), *checkpoint.safetensors())) {
+    problems.push(fault);
+  }
 }
 
 bool is_safetensors_file(const std::string& path) {

@@ -9,7 +9,9 @@ namespace assay {
 struct SummaryOptions {
   bool list_tensors = false;  // one entry per tensor of the files
   bool hashes = false;        // SHA-256 of every tensor and file; implies list_tensors
-  bool check_values = false;  // read every value and scale: NaN, infinity, negative scales
+  /// Read every value and scale: NaN, infinity, negative scales; compare with the manifest, if the
+  /// folder has one.
+  bool check_values = false;
 };
 
 /// What lies at `path` (a Hugging Face, W4A16 or GPTQ folder, a GGUF or safetensors file) as one

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "convert/core/json.h"
+#include "convert/manifest_check.h"
 #include "convert/safetensors.h"
 #include "quantizer/run_plan.h"
 
@@ -35,8 +36,6 @@ std::vector<OutputFile> write_output_folder(
 /// Names and exact sizes of all files that write_output_folder would write.
 std::vector<OutputFile> plan_output_folder(const RunPlan& plan, const OutputContents& contents,
                                            uint64_t max_shard_bytes);
-
-inline constexpr std::string_view kManifestName = "assay_manifest.json";
 
 /// Text of config.json of the result.
 std::string output_config(const RunPlan& plan);

@@ -113,6 +113,64 @@ TEST_F(Safety, ClosedStandardDescriptorsChangeNoByteOfAFile) {
   }
 }
 
+// ---- damage to a result ----
+
+class Damage : public Safety {
+ protected:
+  Damage() {
+    EXPECT_EQ(shell("assay quantize model --algorithm rtn --group-size 32 --out q").exit_code, 0);
+  }
+
+  ShellResult check() const { return shell("assay inspect q --check"); }
+};
+
+TEST_F(Damage, AResultAgreesWithItsManifest) {
+  const ShellResult result = check();
+
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, HasSubstr("No problems found."));
+}
+
+TEST_F(Damage, OneFlippedBitIsFoundInItsTensor) {
+  std::string bytes = read_text_file(path("q/model.safetensors"));
+  char& byte = bytes[bytes.size() / 2];  // the header is short
+  byte = static_cast<char>(byte ^ 1);
+  write_text_file(path("q/model.safetensors"), bytes);
+
+  const ShellResult result = check();
+
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, testing::ContainsRegex("tensor \"[a-z_.0-9]+\": SHA-256 [0-9a-f]{64}, "
+                                                 "assay_manifest.json says [0-9a-f]{64}"));
+}
+
+TEST_F(Damage, FilesAreComparedTooAndMayBeMissing) {
+  write_text_file(path("q/tokenizer.json"), read_text_file(path("q/tokenizer.json")) + "\n");
+  std::filesystem::remove(path("q/tokenizer_config.json"));
+
+  const ShellResult result = check();
+
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, HasSubstr("file \"tokenizer.json\": SHA-256 "));
+  EXPECT_THAT(result.out, HasSubstr("file \"tokenizer_config.json\" is missing"));
+}
+
+TEST_F(Damage, AManifestThatCannotBeReadIsAProblemItself) {
+  const std::string manifest = read_text_file(path("q/assay_manifest.json"));
+  for (const std::string& damaged :
+       {manifest.substr(0, manifest.size() / 2), std::string("{}"), std::string("[]"),
+        std::string(R"({"tensors":{"a":1},"files":{}})"),
+        std::string(R"({"tensors":[],"files":{}})"),
+        std::string(R"({"tensors":{},"files":{"../model/config.json":{"sha256":"0"}}})")}) {
+    write_text_file(path("q/assay_manifest.json"), damaged);
+
+    const ShellResult result = check();
+
+    EXPECT_EQ(result.exit_code, 3) << damaged.substr(0, 60);
+    EXPECT_THAT(result.out, HasSubstr("assay_manifest.json")) << damaged.substr(0, 60);
+  }
+}
+
 // ---- stopping ----
 
 TEST_F(Safety, ASignalEndsGenerationWithTheTextSoFar) {
