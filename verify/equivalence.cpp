@@ -174,8 +174,9 @@ bool EquivalenceReport::equal() const {
 }
 
 bool EquivalenceReport::judged() const {
-  return std::any_of(checks.begin(), checks.end(),
-                     [](const Check& check) { return check.outcome != Outcome::kReported; });
+  return std::any_of(checks.begin(), checks.end(), [](const Check& check) {
+    return check.compares_sides && check.outcome != Outcome::kReported;
+  });
 }
 
 EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions& options,

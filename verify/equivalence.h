@@ -31,6 +31,7 @@ struct Check {
   std::string summary;               // one line
   std::vector<std::string> details;  // where, and both values; one line each
   Json data;                         // all figures
+  bool compares_sides = true;        // false: of one side alone
 };
 
 struct EquivalenceReport {
@@ -44,7 +45,8 @@ struct EquivalenceReport {
 
   /// No check is outside the policy.
   bool equal() const;
-  /// At least one check was judged (not merely reported).
+  /// At least one comparison of the two sides was judged, not merely reported: that each side
+  /// agrees with itself says nothing about the other.
   bool judged() const;
 };
 

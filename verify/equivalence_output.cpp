@@ -59,7 +59,18 @@ std::string bucket_table(const Json& data) {
 
 std::string verdict_of(const EquivalenceReport& report) {
   if (!report.equal()) return "DIFFERENT";
-  if (!report.judged()) return "NOT JUDGED: no limit was given";
+  std::vector<std::string> reported;
+  for (const Check& check : report.checks) {
+    if (check.outcome == Outcome::kReported) reported.push_back(check.name);
+  }
+  if (!report.judged()) {
+    return fmt::format(
+        "NOT JUDGED: no limit was given for {}; --max-kld and its like do that",
+        reported.empty() ? "anything" : fmt::format("{}", fmt::join(reported, ", ")));
+  }
+  if (!reported.empty()) {
+    return fmt::format("EQUAL within the stated policy; not judged: {}", fmt::join(reported, ", "));
+  }
   const bool exact =
       std::all_of(report.checks.begin(), report.checks.end(),
                   [](const Check& check) { return check.outcome == Outcome::kEqual; });
@@ -123,7 +134,8 @@ std::string to_text(const EquivalenceReport& report) {
 Json to_json(const EquivalenceReport& report) {
   Json json = Json::object();
   json.set("kind", "assay-verification");
-  json.set("equal", report.equal());
+  json.set("equal", report.equal());  // nothing that was judged differs
+  json.set("judged", report.judged());
   json.set("verdict", verdict_of(report));
   Json sides = Json::object();
   sides.set("a", report.side_a);

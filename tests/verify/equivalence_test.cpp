@@ -18,6 +18,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Side fake_side(const test::FakeFaults& faults = {}, int n_sequences = 4) {
   return Side::from_executor("fake",
@@ -163,7 +164,30 @@ TEST(VerifyEquivalence, OnlyReportsWhereNoLimitIsGiven) {
 
   EXPECT_TRUE(report.equal());
   EXPECT_FALSE(report.judged());
-  EXPECT_THAT(to_text(report), HasSubstr("NOT JUDGED"));
+  EXPECT_THAT(to_text(report), HasSubstr("NOT JUDGED: no limit was given for logits"));
+}
+
+TEST(VerifyEquivalence, SelfEqualityAloneJudgesNothing) {
+  EquivalenceOptions options;
+  options.policy.bitwise = false;
+  options.greedy = false;
+
+  const EquivalenceReport report = compare({.position = 0, .logit_shift = 0.25f}, options);
+
+  EXPECT_EQ(find(report, "self-equality A").outcome, Outcome::kEqual);
+  EXPECT_FALSE(report.judged());
+  EXPECT_THAT(to_text(report), AllOf(HasSubstr("NOT JUDGED"), Not(HasSubstr("EQUAL within"))));
+  EXPECT_FALSE(to_json(report).at("judged").as_bool());
+}
+
+TEST(VerifyEquivalence, NamesWhatWasNotJudgedBesideALimit) {
+  EquivalenceOptions options;
+  options.policy.max_logit_difference = 0.5;
+
+  const EquivalenceReport report = compare({.position = 0, .logit_shift = 0.25f}, options);
+
+  EXPECT_TRUE(report.judged());
+  EXPECT_THAT(to_text(report), HasSubstr("EQUAL within the stated policy; not judged: greedy"));
 }
 
 TEST(VerifyEquivalence, FindsItsOwnBundleEqualBitForBit) {

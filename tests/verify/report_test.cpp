@@ -51,6 +51,18 @@ report::RunData run(std::string_view report = kRun, std::string_view verdict = k
   return report::read_run(folder.path(), verify);
 }
 
+TEST(ReportHtml, ColoursAVerdictOnlyIfSomethingWasJudged) {
+  const auto html = [](const std::string& members) {
+    return report::to_html(run(kRun, "{" + members + ", \"verdict\": \"V\", \"checks\": []}"));
+  };
+
+  EXPECT_THAT(html(R"("equal": true, "judged": true)"), HasSubstr("<p class=\"verdict equal\">"));
+  EXPECT_THAT(html(R"("equal": true, "judged": false)"),
+              HasSubstr("<p class=\"verdict reported\">"));
+  EXPECT_THAT(html(R"("equal": false, "judged": true)"),
+              HasSubstr("<p class=\"verdict different\">"));
+}
+
 TEST(ReadRun, ReadsModulesStagesAndVerdict) {
   const report::RunData data = run();
 

@@ -103,9 +103,12 @@ std::string to_html(const RunData& run) {
       "<title>{} – Assay report</title>\n<style>{}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
       title, kStyle, title);
   if (run.verification) {
-    html += fmt::format("<p class=\"verdict {}\">{}</p>\n",
-                        run.verification->equal ? "equal" : "different",
-                        escape_markup(run.verification->verdict));
+    const Verification& verification = *run.verification;
+    const char* kind = !verification.judged ? "reported"
+                       : verification.equal ? "equal"
+                                            : "different";
+    html +=
+        fmt::format("<p class=\"verdict {}\">{}</p>\n", kind, escape_markup(verification.verdict));
   }
   for (const Section& section : make_sections(run)) html += section_element(section);
   html += fmt::format(

@@ -69,6 +69,7 @@ Json json_of(const ModuleRow& row) {
 Json json_of(const Verification& verification) {
   Json json = Json::object();
   json.set("equal", verification.equal);
+  json.set("judged", verification.judged);
   json.set("verdict", verification.verdict);
   json.set("policy", verification.policy);
   json.set("windows", verification.windows);

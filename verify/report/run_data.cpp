@@ -167,6 +167,9 @@ Verification read_verification(const Json& json, const std::string& source) {
   }
   Verification verification;
   verification.equal = equal->as_bool();
+  const Json* judged = json.find("judged");
+  verification.judged =
+      !verification.equal || (judged != nullptr && judged->is_bool() && judged->as_bool());
   verification.verdict = text(json, "verdict");
   verification.windows = text(json, "windows");
   if (const Json* policy = json.find("policy")) {

@@ -46,7 +46,8 @@ struct CheckRow {
 
 /// The verdict of assay verify-equivalence.
 struct Verification {
-  bool equal = false;
+  bool equal = false;   // nothing that was judged differs
+  bool judged = false;  // something was
   std::string verdict, policy, windows, side_a, side_b;
   std::vector<CheckRow> checks;
   std::vector<BucketRow> buckets;
