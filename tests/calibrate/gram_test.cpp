@@ -1,5 +1,6 @@
 #include "calibrate/gram.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -201,6 +202,21 @@ TEST(Gram, Case_B42_SamplesOfDifferentLengthsAddUpWithoutPadding) {
   apart.add(both.data(), 5);
 
   EXPECT_TRUE(bits_equal(apart.finish().values, gram_of(both, 40, 14).values));
+}
+
+TEST(Gram, Case_B41_NoTokensAndASingleTokenGiveFiniteSums) {
+  const std::vector<float> x = make_inputs(Values::kBell, 1, 40);
+  ChannelMaxima maxima(40);
+  maxima.add(x.data(), 1);
+
+  Gram none(maxima.exponents()), one(maxima.exponents());
+  none.add(x.data(), 0);
+  one.add(x.data(), 1);
+
+  EXPECT_THAT(none.finish().values, testing::Each(0.0f));
+  EXPECT_THAT(one.finish().values,
+              testing::Each(testing::Truly([](auto value) { return std::isfinite(value); })));
+  EXPECT_GT(one.finish().values[0], 0.0f);
 }
 
 TEST(Gram, RefusesMoreTokensThanSumsAreExactFor) {

@@ -72,6 +72,30 @@ TEST_F(StreamTerminalTest, Case_B85_PlainLinesAreAtMostOnePerTenSeconds) {
             "Quantizing: done in 0:30\n");
 }
 
+TEST_F(StreamTerminalTest, Case_B85_TheEstimateIsRightAfterATenthOfTheWork) {
+  constexpr double kSecondsPerUnit = 10;
+  StreamTerminal terminal({.progress = ProgressStyle::kPlain}, surroundings_);
+  const auto progress = terminal.progress("Quantizing", 100);
+  for (int done = 0; done <= 10; ++done) {
+    progress->update(done, "layer " + std::to_string(done));
+    time_s_ = time_s_ + kSecondsPerUnit;
+  }
+
+  EXPECT_THAT(error_, HasSubstr("layer 10, 10 %, 1:40 elapsed, about 15:00 left\n"));
+}
+
+TEST_F(StreamTerminalTest, Case_B85_QuietShowsNoProgress) {
+  StreamTerminal terminal({.quiet = true, .progress = ProgressStyle::kNone}, surroundings_);
+  {
+    const auto progress = terminal.progress("Quantizing", 2);
+    progress->update(1, "layer 1");
+    time_s_ = time_s_ + 100;
+    terminal.beat();
+  }
+
+  EXPECT_EQ(error_, "");
+}
+
 TEST_F(StreamTerminalTest, Case_B85_ALongStepStillGivesALineAMinute) {
   StreamTerminal terminal({.progress = ProgressStyle::kPlain}, surroundings_);
   const auto progress = terminal.progress("Quantizing", 4);

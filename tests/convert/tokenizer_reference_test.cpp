@@ -71,6 +71,30 @@ INSTANTIATE_TEST_SUITE_P(
       return path.substr(slash, path.rfind('.') - slash);
     });
 
+// Ids from the tokenizers library. All spaces but the last are one token, and none are invented.
+TEST(TokenizerOfLlamaTiny, Case_B18_LeadingSpacesAreKeptOneByOne) {
+  const Tokenizer tokenizer = Tokenizer::from_folder(test::source_path("tests/data/llama-tiny"));
+  const std::vector<Ids> expected = {
+      {7890}, {654, 6620}, {224, 654, 6620}, {260, 654, 6620}, {316, 654, 6620}};
+
+  for (size_t n = 0; n < expected.size(); ++n) {
+    const std::string text = std::string(n, ' ') + "Hello";
+    const Ids ids = tokenizer.encode(text, {.add_special_tokens = false});
+
+    EXPECT_EQ(ids, expected[n]) << n;
+    EXPECT_EQ(tokenizer.decode(ids), text);
+  }
+}
+
+TEST(TokenizerOfLlamaTiny, Case_B19_NoSpaceIsInventedAfterASpecialToken) {
+  const Tokenizer tokenizer = Tokenizer::from_folder(test::source_path("tests/data/llama-tiny"));
+  const std::string text = "<|begin_of_text|>text<|end_of_text|>";
+
+  const Ids ids = tokenizer.encode(text, {.add_special_tokens = false});
+
+  EXPECT_THAT(ids, ElementsAre(0, 2678, 1));  // 1205 would be " text"
+}
+
 TEST(TokenizerOfLlamaTiny, GivesTheIdsOfTheReference) {
   const Tokenizer tokenizer = Tokenizer::from_folder(test::source_path("tests/data/llama-tiny"));
   const Json reference = read_json_file(test::source_path("tests/data/llama_tiny_tokens.json"));
