@@ -129,8 +129,9 @@ std::shared_ptr<Checkpoint> Checkpoint::open_folder(const std::string& path) {
   out->generation_config_ = read_json_if_there(path + "/generation_config.json");
   with_prefix(path + "/", [&] {
     const ConfigReader config(out->config_, "config.json");
-    out->family_ = with_prefix(
-        "config.json: ", [&] { return &find_family_by_model_type(config.text("model_type")); });
+    const std::string model_type = config.text("model_type");
+    out->family_ =
+        with_prefix("config.json: ", [&] { return &find_family_by_model_type(model_type); });
     out->spec_ = out->family_->read_config(out->config_, out->generation_config_);
     return 0;
   });

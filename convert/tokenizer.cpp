@@ -204,6 +204,11 @@ Tokenizer Tokenizer::from_file(const std::string& tokenizer_json_path) {
 Tokenizer Tokenizer::from_folder(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json";
   const std::string config_path = folder + "/tokenizer_config.json";
+  if (!file_exists(path)) {
+    throw FileError(path +
+                    ": is not there; copy the model's tokenizer.json into the folder, or "
+                    "use token ids instead of text");
+  }
   const Json json = read_json_file(path);
   Definition definition = read_tokenizer_json(Part(json, path, ""));
   if (file_exists(config_path)) {

@@ -252,7 +252,7 @@ std::vector<Option> generate_command_options() {
        .kind = ValueKind::kNumber,
        .value_name = "P",
        .default_value = "1",
-       .help = "Draw from the fewest tokens whose probabilities reach P; 1 is off.",
+       .help = "Draw from the fewest tokens whose probabilities reach P, above 0; 1 is off.",
        .group = "Generation",
        .minimum = 0,
        .maximum = 1},

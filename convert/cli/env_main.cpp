@@ -22,7 +22,8 @@ struct Variable {
   std::string_view effect;
 };
 
-/// Every variable that changes what assay does, besides ASSAY_<OPTION>.
+/// Every variable that changes what assay does, besides ASSAY_<OPTION>. Files hold no
+/// time, and temporary ones lie beside their final name, so TMPDIR and SOURCE_DATE_EPOCH have none.
 constexpr Variable kVariables[] = {
     {"OMP_NUM_THREADS", "worker threads where --threads is 0"},
     {"NO_COLOR", "no colour if not empty"},
@@ -30,8 +31,8 @@ constexpr Variable kVariables[] = {
     {"TERM", "dumb: no colour, no progress bar"},
     {"COLUMNS", "width of help where there is no terminal"},
     {"HF_HUB_DISABLE_PROGRESS_BARS", "no progress if true"},
-    {"TMPDIR", "folder for temporary files"},
-    {"SOURCE_DATE_EPOCH", "time that is written into files"},
+    {"ASSAY_CUDA_PLUGIN", "file of the CUDA plug-in for --device cuda"},
+    {"ASSAY_FAULT", "for tests: makes writing files fail"},
 };
 
 std::vector<Fact> machine_facts() {

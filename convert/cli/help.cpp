@@ -82,7 +82,7 @@ std::string exit_codes_text(int width) {
          wrapped(
              "0 done or equal, 1 difference found, 2 usage, 3 input, 4 numeric, 5 device, 6 memory "
              "or disk, 7 unsupported, 70 fault of assay, 75 stopped and resumable, 130 ended by a "
-             "second signal.",
+             "second signal, 141 standard output was closed by its reader.",
              kTermIndent, width);
 }
 
