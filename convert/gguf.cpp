@@ -418,7 +418,7 @@ int64_t split_value(const std::string& path, const GgufMetadata& metadata, std::
 std::string part_suffix(int64_t index, int64_t count) {
   std::array<char, 64> text;
   std::snprintf(text.data(), text.size(), "-%05lld-of-%05lld.gguf",
-                static_cast<long long>(index + 1), static_cast<long long>(count));
+                static_cast<long long>(index) + 1, static_cast<long long>(count));
   return text.data();
 }
 

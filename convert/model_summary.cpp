@@ -330,13 +330,12 @@ Json value_json(const GgufValue& value) {
         using T = std::decay_t<decltype(held)>;
         if constexpr (std::is_same_v<T, GgufArray>) {
           return Json(fmt::format("array of {}", held.size()));
-        } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, bool>) {
+        } else if constexpr (std::is_same_v<T, std::string> || std::is_same_v<T, bool> ||
+                             std::is_same_v<T, uint64_t>) {
           return Json(held);
         } else if constexpr (std::is_floating_point_v<T>) {
           const auto number = static_cast<double>(held);
           return number - number == 0.0 ? Json(number) : Json(fmt::format("{}", number));
-        } else if constexpr (std::is_same_v<T, uint64_t>) {
-          return Json(held);
         } else {
           return Json(static_cast<int64_t>(held));
         }

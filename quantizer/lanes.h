@@ -5,6 +5,7 @@
 // Internal linkage: the same names mean other instructions in the next file.
 
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -136,7 +137,7 @@ constexpr int kWideTile = 1;
 template <typename V, typename F>
 inline V lanes(F f) {
   V out;
-  for (int l = 0; l < static_cast<int>(sizeof(out.v) / sizeof(out.v[0])); ++l) out.v[l] = f(l);
+  for (int l = 0; l < static_cast<int>(std::extent_v<decltype(out.v)>); ++l) out.v[l] = f(l);
   return out;
 }
 

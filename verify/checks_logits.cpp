@@ -108,7 +108,8 @@ double mean_kld(std::span<const float> a, std::span<const float> b, size_t colum
   for (size_t begin = 0; begin < a.size(); begin += columns) {
     sum += kld_of_rows(a.subspan(begin, columns), b.subspan(begin, columns));
   }
-  return a.empty() ? 0.0 : sum / static_cast<double>(a.size() / columns);
+  const size_t n_rows = a.size() / columns;
+  return n_rows == 0 ? 0.0 : sum / static_cast<double>(n_rows);
 }
 
 /// Positions of an all-positions prompt that both sides can give.

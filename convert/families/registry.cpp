@@ -20,7 +20,7 @@ ASSAY_FAMILIES(ASSAY_DECLARE_FAMILY)
 #undef ASSAY_DECLARE_FAMILY
 
 std::span<const Family* const> all_families() {
-#define ASSAY_FAMILY_ADDRESS(name) &name,
+#define ASSAY_FAMILY_ADDRESS(name) &(name),
   static const Family* const kFamilies[] = {ASSAY_FAMILIES(ASSAY_FAMILY_ADDRESS)};
 #undef ASSAY_FAMILY_ADDRESS
   return kFamilies;

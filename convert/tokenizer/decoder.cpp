@@ -23,7 +23,8 @@ class ByteLevel : public Decoder {
     std::string bytes, text;
     for (const std::string& token : tokens) bytes += bytes_of_token(token);
     append_lossy_utf8(text, bytes);
-    tokens.assign(1, std::move(text));
+    tokens.clear();
+    tokens.push_back(std::move(text));
   }
   StepKind kind() const override { return StepKind::kBytes; }
 };
@@ -81,7 +82,8 @@ class Fuse : public Decoder {
   void apply(std::vector<std::string>& tokens) const override {
     std::string text;
     for (const std::string& token : tokens) text += token;
-    tokens.assign(1, std::move(text));
+    tokens.clear();
+    tokens.push_back(std::move(text));
   }
   StepKind kind() const override { return StepKind::kFuse; }
 };

@@ -112,7 +112,8 @@ RopeTable make_rope_table(const RopeSpec& spec, int64_t n_positions) {
   parallel_for(n_positions, kGrain, [&](int64_t begin, int64_t end) {
     for (auto at = static_cast<size_t>(begin) * pairs; at < static_cast<size_t>(end) * pairs;
          ++at) {
-      const float angle = static_cast<float>(at / pairs) * table.inv_freq[at % pairs];
+      const size_t position = at / pairs;
+      const float angle = static_cast<float>(position) * table.inv_freq[at % pairs];
       auto c = static_cast<float>(cos64(angle));
       auto s = static_cast<float>(sin64(angle));
       if (scaled) {

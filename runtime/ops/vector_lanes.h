@@ -626,8 +626,8 @@ int64_t attend_block(const AttendCall& call, int64_t query, int64_t base,
 
 template <class V>
 int64_t attend_of(const AttendCall& call) {
-  constexpr int Q = V::kQueries;
-  static_assert(Q <= AttendSpace::kBlock);
+  constexpr int kQueries = V::kQueries;
+  static_assert(kQueries <= AttendSpace::kBlock);
   const AttendSpace space(call.head_dim, call.workspace);
   int64_t lowest = call.first[0];
   int64_t highest = call.last[0];
@@ -646,8 +646,8 @@ int64_t attend_of(const AttendCall& call) {
     const int64_t to = highest - base + 1 < kPositions ? highest - base + 1 : kPositions;
     widen_segment<V>(call, base, from, to, space);
     int64_t query = 0;
-    for (; query + Q <= call.n_queries; query += Q) {
-      const int64_t at = attend_block<V, Q>(call, query, base, space);
+    for (; query + kQueries <= call.n_queries; query += kQueries) {
+      const int64_t at = attend_block<V, kQueries>(call, query, base, space);
       if (at >= 0 && query + at < bad) bad = query + at;
     }
     for (; query < call.n_queries; ++query) {

@@ -218,13 +218,13 @@ RunData read_run(const std::string& run_folder, const std::string& verify_file) 
       }
       const Json* seconds = layer.find("seconds");
       if (seconds == nullptr || !seconds->is_object()) continue;
-      for (const auto& [name, value] : seconds->as_object()) {
-        const auto stage = std::find_if(run.stages.begin(), run.stages.end(),
-                                        [&](const StageRow& row) { return row.name == name; });
-        if (stage == run.stages.end()) {
-          run.stages.push_back({name, value.as_number()});
+      for (const Json::Member& stage : seconds->as_object()) {
+        const auto known = std::find_if(run.stages.begin(), run.stages.end(),
+                                        [&](const StageRow& r) { return r.name == stage.first; });
+        if (known == run.stages.end()) {
+          run.stages.push_back({stage.first, stage.second.as_number()});
         } else {
-          stage->seconds += value.as_number();
+          known->seconds += stage.second.as_number();
         }
       }
     }
