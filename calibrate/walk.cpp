@@ -222,6 +222,17 @@ void StreamWalk::save(const std::function<void(std::span<const float>)>& sink) c
   }
 }
 
+bool StreamWalk::can_restore(const std::vector<int>& registers) const {
+  const std::vector<RegisterSpec>& specs = program_->registers;
+  for (size_t i = 0; i < registers.size(); ++i) {
+    const int r = registers[i];
+    if (r < 0 || static_cast<size_t>(r) >= specs.size()) return false;
+    if (specs[static_cast<size_t>(r)].block_int16) return false;
+    if (i > 0 && registers[i - 1] >= r) return false;
+  }
+  return std::find(registers.begin(), registers.end(), program_->residual.index) != registers.end();
+}
+
 void StreamWalk::restore(const std::vector<int>& registers,
                          const std::function<void(std::span<float>)>& source) {
   stores_.clear();

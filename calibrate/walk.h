@@ -66,6 +66,8 @@ class StreamWalk {
   std::vector<int> held_registers() const;
   /// Their values, register by register, batch by batch; and back.
   void save(const std::function<void(std::span<const float>)>& sink) const;
+  /// Whether a stream can go on from these registers: ascending, fp32, the residual among them.
+  bool can_restore(const std::vector<int>& registers) const;
   /// Asks for the values of these registers in the order in which save() gave them out.
   void restore(const std::vector<int>& registers,
                const std::function<void(std::span<float>)>& source);

@@ -164,18 +164,9 @@ void write_report(const RunOptions& options, const RunResult& result) {
   write_text_file(options.report, run_report(options, result).dump() + "\n");
 }
 
-// The result has its name; what was left to do is the report, if its run state is still there.
-RunResult finish_complete(const RunOptions& options, RunResult result, const Json& fingerprint) {
-  result.was_complete = true;
-  result.files = files_of(options.out);
-  for (const OutputFile& file : result.files) result.output_bytes += file.bytes;
-  if (RunState::exists(state_folder(options))) {
-    RunState state(state_folder(options), fingerprint);
-    result.layers = state.reports();
-    write_report(options, result);
-  }
-  remove_leftovers(state_folder(options));
-  return result;
+RunState open_state(const RunOptions& options, const Prepared& prepared) {
+  return RunState(state_folder(options), prepared.contents.fingerprint,
+                  static_cast<int>(prepared.plan.program.layers.size()));
 }
 
 RunResult result_of(const Prepared& prepared, std::vector<LayerReport> layers) {
@@ -186,6 +177,21 @@ RunResult result_of(const Prepared& prepared, std::vector<LayerReport> layers) {
     result.window_length = prepared.windows->window_length;
     result.calibration_sha256 = prepared.windows->sha256();
   }
+  return result;
+}
+
+// The result has its name; what was left to do is the report, if its run state is still there.
+RunResult finish_complete(const RunOptions& options, const Prepared& prepared) {
+  RunResult result = result_of(prepared, {});
+  result.was_complete = true;
+  result.files = files_of(options.out);
+  for (const OutputFile& file : result.files) result.output_bytes += file.bytes;
+  if (RunState::exists(state_folder(options))) {
+    RunState state = open_state(options, prepared);
+    result.layers = state.reports();
+    write_report(options, result);
+  }
+  remove_leftovers(state_folder(options));
   return result;
 }
 
@@ -210,12 +216,12 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
   const Prepared prepared = prepare(options);
   if (options.resume && !options.force && file_exists(options.out) &&
       is_complete(options, prepared.contents.fingerprint)) {
-    return finish_complete(options, result_of(prepared, {}), prepared.contents.fingerprint);
+    return finish_complete(options, prepared);
   }
   check_resources(prepared.estimate, options);
   if (options.force && !options.resume) remove_leftovers(state_folder(options));
 
-  RunState state(state_folder(options), prepared.contents.fingerprint);
+  RunState state = open_state(options, prepared);
   const int n_done = state.n_layers_done();
   if (n_done > 0 && events.on_note) {
     events.on_note("going on after layer " + std::to_string(n_done));

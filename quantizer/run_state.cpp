@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -27,6 +29,11 @@ std::string numbered(const char* prefix, int number, const char* suffix) {
   return prefix + digits + suffix;
 }
 
+std::string layer_file(int layer) { return numbered("layer-", layer, ".safetensors"); }
+/// Activations of one of the streams that go into the layer.
+std::string stream_file(int layer, size_t index) {
+  return numbered("stream-", layer, "-") + std::to_string(index) + ".f32";
+}
 std::string state_file(const std::string& folder) { return folder + "/state.json"; }
 
 [[noreturn]] void damaged(const std::string& path, const std::string& what) {
@@ -67,39 +74,74 @@ FolderLock::FolderLock(const std::string& folder) {
 
 FolderLock::~FolderLock() { ::close(fd_); }
 
-RunState::RunState(std::string folder, Json fingerprint)
+RunState::RunState(std::string folder, Json fingerprint, int n_layers)
     : folder_(std::move(folder)), fingerprint_(std::move(fingerprint)), lock_(folder_) {
   if (exists(folder_)) {
-    read(fingerprint_);
+    read(fingerprint_, n_layers);
   } else {
     write();
   }
 }
 
-void RunState::read(const Json& fingerprint) {
+void RunState::read(const Json& fingerprint, int n_layers) {
   const std::string path = state_file(folder_);
   const Json state = read_json_file(path);
-  if (state.at("version").as_integer() != kStateVersion) {
-    throw UsageError(path + ": written by another version; start again with --force");
-  }
-  const std::string difference = fingerprint_difference(state.at("fingerprint"), fingerprint);
-  if (!difference.empty()) {
-    throw UsageError(path + ": the interrupted run differs from this one in " + difference +
-                     "; use the same model, data and options, or start again with --force");
-  }
-  for (const Json& layer : state.at("layers").as_array()) {
-    layers_.push_back({layer.at("file").as_string(), layer.at("sha256").as_string()});
-    reports_.push_back(layer_report_from_json(layer.at("report")));
-  }
-  for (const Json& stream : state.at("streams").as_array()) {
-    Stream& read = streams_.emplace_back();
-    read.file = stream.at("file").as_string();
-    read.bytes = static_cast<uint64_t>(stream.at("bytes").as_integer());
-    read.checksum = std::stoull(stream.at("checksum").as_string(), nullptr, 16);
-    for (const Json& r : stream.at("registers").as_array()) {
-      read.registers.push_back(static_cast<int>(r.as_integer()));
+  try {
+    if (state.at("version").as_integer() != kStateVersion) {
+      throw UsageError(path + ": written by another version; start again with --force");
     }
+    const std::string difference = fingerprint_difference(state.at("fingerprint"), fingerprint);
+    if (!difference.empty()) {
+      throw UsageError(path + ": the interrupted run differs from this one in " + difference +
+                       "; use the same model, data and options, or start again with --force");
+    }
+    read_layers(state.at("layers"), n_layers);
+    for (const Json& stream : state.at("streams").as_array()) read_stream_entry(stream);
+  } catch (const FormatError& error) {
+    damaged(path, error.what());
   }
+}
+
+// Names follow from positions, so that a state cannot name a file outside of its folder.
+void RunState::read_layers(const Json& layers, int n_layers) {
+  for (const Json& json : layers.as_array()) {
+    const int layer = n_layers_done();
+    if (layer == n_layers) throw FormatError("holds more layers than the model");
+    Layer done{json.at("file").as_string(), json.at("sha256").as_string()};
+    LayerReport report = layer_report_from_json(json.at("report"));
+    if (done.file != layer_file(layer) || report.layer != layer) {
+      throw FormatError("holds \"" + done.file + "\" and the report of layer " +
+                        std::to_string(report.layer) + " as layer " + std::to_string(layer));
+    }
+    layers_.push_back(std::move(done));
+    reports_.push_back(std::move(report));
+  }
+}
+
+void RunState::read_stream_entry(const Json& json) {
+  const std::string& file = json.at("file").as_string();
+  const std::string& checksum = json.at("checksum").as_string();
+  const int64_t bytes = json.at("bytes").as_integer();
+  if (file != stream_file(n_layers_done(), streams_.size())) {
+    throw FormatError("a stream is \"" + file + "\"");
+  }
+  if (bytes < 0) throw FormatError("a stream has " + std::to_string(bytes) + " bytes");
+  Stream stream;
+  const char* const end = checksum.data() + checksum.size();
+  const auto parsed = std::from_chars(checksum.data(), end, stream.checksum, 16);
+  if (parsed.ec != std::errc() || parsed.ptr != end) {
+    throw FormatError("the checksum of a stream is \"" + checksum + "\"");
+  }
+  stream.file = file;
+  stream.bytes = static_cast<uint64_t>(bytes);
+  for (const Json& r : json.at("registers").as_array()) {
+    const int64_t index = r.as_integer();
+    if (index < 0 || index > std::numeric_limits<int>::max()) {
+      throw FormatError("a stream has a register " + std::to_string(index));
+    }
+    stream.registers.push_back(static_cast<int>(index));
+  }
+  streams_.push_back(std::move(stream));
 }
 
 void RunState::write() const {
@@ -151,12 +193,11 @@ RunState::Stream RunState::write_stream(const StreamWalk& walk, const std::strin
 void RunState::commit_layer(const LayerReport& report, std::vector<TensorSource> tensors,
                             const std::vector<const StreamWalk*>& walks) {
   const int layer = n_layers_done();
-  const std::string name = numbered("layer-", layer, ".safetensors");
+  const std::string name = layer_file(layer);
   const WrittenFile written = write_safetensors(folder_ + "/" + name, std::move(tensors));
   std::vector<Stream> next;
   for (const StreamWalk* walk : walks) {
-    const std::string suffix = "-" + std::to_string(next.size()) + ".f32";
-    next.push_back(write_stream(*walk, numbered("stream-", layer + 1, suffix.c_str())));
+    next.push_back(write_stream(*walk, stream_file(layer + 1, next.size())));
   }
   const std::vector<Stream> old = std::exchange(streams_, std::move(next));
   layers_.push_back({name, written.sha256});
@@ -172,6 +213,9 @@ void RunState::restore_walks(const std::vector<StreamWalk*>& walks) const {
 
 void RunState::read_stream(const Stream& stream, StreamWalk& walk) const {
   const std::string path = folder_ + "/" + stream.file;
+  if (!walk.can_restore(stream.registers)) {
+    damaged(state_file(folder_), "names activations that this model does not have");
+  }
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) damaged(path, std::string("cannot open: ") + std::strerror(errno));
   struct Closer {

@@ -32,8 +32,9 @@ class FolderLock {
 class RunState {
  public:
   /// Opens the folder, creating it if need be, and takes its lock (FileError if another process
-  /// holds it). A state that is there must have this fingerprint (UsageError naming the field).
-  RunState(std::string folder, Json fingerprint);
+  /// holds it). A state that is there must have this fingerprint (UsageError naming the field) and
+  /// at most `n_layers` layers (FormatError, as for anything else in it that cannot be).
+  RunState(std::string folder, Json fingerprint, int n_layers);
 
   /// Whether the folder holds a state from which a run can go on.
   static bool exists(const std::string& folder);
@@ -64,7 +65,9 @@ class RunState {
     uint64_t checksum = 0;
     std::vector<int> registers;
   };
-  void read(const Json& fingerprint);
+  void read(const Json& fingerprint, int n_layers);
+  void read_layers(const Json& layers, int n_layers);
+  void read_stream_entry(const Json& json);
   void write() const;
   Stream write_stream(const StreamWalk& walk, const std::string& name) const;
   void read_stream(const Stream& stream, StreamWalk& walk) const;

@@ -597,6 +597,33 @@ TEST_F(Resume, DamagedStateIsNoticed) {
   }
 }
 
+TEST_F(Resume, AStateThatCannotBeIsRefused) {
+  const std::pair<const char*, const char*> changes[] = {
+      {"layer-00001.safetensors", "../model.safetensors"},
+      {"stream-00002-0.f32", "/dev/zero"},
+      {"\"checksum\":\"", "\"checksum\":\"x"},
+      {"\"registers\":[", "\"registers\":[-1,"},
+      {"\"registers\":[", "\"registers\":[99999,"},
+      {"\"registers\":[", "\"registers\":[],\"more\":["},
+      {"\"streams\":[", "\"streams\":[],\"more\":["},
+      {"\"layers\":[", "\"layers\":[0,"},
+  };
+  RunOptions options = fixture_.options();
+  options.out = fixture_.path("impossible");
+  stop_after(2, options);
+  options.resume = true;
+  const std::string path = options.out + ".state/state.json";
+  const std::string good = read_json_file(path).dump(0);
+  for (const auto& [from, to] : changes) {
+    std::string changed = good;
+    changed.replace(changed.find(from), std::strlen(from), to);
+    write_text_file(path, changed);
+
+    EXPECT_THAT(message_of<FormatError>([&] { fixture_.run(options); }), HasSubstr("state.json"))
+        << to;
+  }
+}
+
 TEST_F(Resume, ACompleteResultIsLeftAlone) {
   RunOptions options = fixture_.best_options();
   options.out = fixture_.path("whole");
