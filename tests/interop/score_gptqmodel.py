@@ -7,6 +7,7 @@
 import os
 
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # it does not start on two cores without
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # else minutes of compiling before the first token
 
 import torch
 from gptqmodel import BACKEND, GPTQModel
