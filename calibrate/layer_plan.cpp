@@ -31,6 +31,29 @@ std::vector<int> matrices_reading(const Program& program, Register r, int from,
   return matrices;
 }
 
+// The register that the output of the linear with `matrix` is added to, unchanged, before another
+// op reads that output or writes that register.
+Register added_to(const Program& program, const OpRange& range, int from, int matrix) {
+  Register out;
+  for (int i = from; i < range.end; ++i) {
+    const Op& op = op_at(program, i);
+    const auto* linear = std::get_if<LinearOp>(&op.kind);
+    if (linear != nullptr && linear->matrix == matrix) {
+      out = linear->out;
+      continue;
+    }
+    const auto* add = std::get_if<AddOp>(&op.kind);
+    if (out.index >= 0 && add != nullptr && add->y == out) {
+      for (int j = from; j < i; ++j) {
+        if (contains(writes(op_at(program, j)), add->x)) return {};
+      }
+      return add->x;
+    }
+    if (out.index >= 0 && (contains(reads(op), out) || contains(writes(op), out))) return {};
+  }
+  return {};
+}
+
 std::vector<CaptureStop> find_stops(const Program& program, const OpRange& range,
                                     const WantedMatrix& wanted) {
   std::vector<CaptureStop> stops;
@@ -40,7 +63,9 @@ std::vector<CaptureStop> find_stops(const Program& program, const OpRange& range
     std::vector<int> matrices = matrices_reading(program, quantize->out, i + 1, wanted);
     if (matrices.empty()) continue;
     const int64_t columns = program.registers[static_cast<size_t>(quantize->in.index)].columns;
-    stops.push_back({i, quantize->in, columns, std::move(matrices)});
+    const Register sum =
+        matrices.size() == 1 ? added_to(program, range, i, matrices.front()) : Register{};
+    stops.push_back({i, quantize->in, columns, std::move(matrices), sum});
   }
   return stops;
 }

@@ -14,6 +14,9 @@ struct CaptureStop {
   Register input;             // fp32, what is captured
   int64_t columns = 0;        // in_features
   std::vector<int> matrices;  // into Program::matrices, in the order of the ops that use them
+  /// The register that the only linear's output is added to as it is (the residual stream, for
+  /// o_proj and down_proj of most models); index −1: none.
+  Register adds_to;
 };
 
 /// Ops [begin, end) between two stops (or the ends of the layer), and the registers that must be

@@ -209,6 +209,39 @@ CrossProduct StreamWalk::captured_cross(const StreamWalk& rows, const CaptureSto
   return gram.finish();
 }
 
+CrossProduct StreamWalk::register_drift(const StreamWalk& rows, Register r, const CaptureStop& stop,
+                                        const std::string& name,
+                                        const std::function<void(double)>& progress) const {
+  check_captured(stop, name);
+  const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
+  std::vector<float> difference;
+  std::vector<float> scratch;
+  const auto subtract = [&](int64_t b) {
+    const std::span<const float> a = rows.values(r).view(b, scratch);
+    difference.assign(a.begin(), a.end());
+    const std::span<const float> other = values(r).view(b, scratch);
+    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= other[i];
+  };
+  ChannelMaxima maxima(columns);
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    subtract(b);
+    maxima.add(difference.data(), batch_rows(b));
+  }
+  if (const int64_t channel = maxima.find_fault(); channel >= 0) {
+    throw NumericError(name + ": the difference of the two streams in channel " +
+                       std::to_string(channel) + " of its output is " +
+                       std::to_string(maxima.maximum(channel)));
+  }
+  CrossGram gram(maxima.exponents(), maxima_->exponents());
+  std::vector<float> column_scratch;
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    subtract(b);
+    gram.add(difference.data(), values(stop.input).view(b, column_scratch).data(), batch_rows(b));
+    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
+  }
+  return gram.finish();
+}
+
 std::vector<int> StreamWalk::held_registers() const {
   std::vector<int> out;
   for (const auto& [index, store] : stores_) out.push_back(index);

@@ -61,6 +61,12 @@ class StreamWalk {
                               const std::string& name,
                               const std::function<void(double)>& progress = nullptr) const;
 
+  /// (A − B)^T Y with A register `r` in `rows`, B in this walk, and Y the captured input of `stop`
+  /// in this walk; A − B in fp32. Throws likewise.
+  CrossProduct register_drift(const StreamWalk& rows, Register r, const CaptureStop& stop,
+                              const std::string& name,
+                              const std::function<void(double)>& progress = nullptr) const;
+
   /// Registers that are held now, ascending: between layers the residual stream (and whatever else
   /// lives across layers).
   std::vector<int> held_registers() const;

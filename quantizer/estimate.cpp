@@ -93,9 +93,17 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
     const uint64_t drift = plan.two_streams() ? hessian : 0;
     const uint64_t cross =
         plan.two_streams() ? CrossGram::peak_bytes(stop.columns, stop.columns) : 0;
-    memory.hessian = std::max({memory.hessian, Gram::peak_bytes(stop.columns), hessian + cross,
-                               hessian + drift + factor_peak_bytes(stop.columns),
-                               hessian + 2 * drift + n * n * 4 + solve});
+    uint64_t residual = 0;
+    uint64_t residual_cross = 0;
+    if (plan.quantize.residual_alpha != 0.0 && stop.adds_to.index >= 0) {
+      const int64_t rows = plan.shape(stop.matrices.front()).out_features;
+      residual = static_cast<uint64_t>(rows) * n * sizeof(double);
+      residual_cross = drift + CrossGram::peak_bytes(rows, stop.columns);
+    }
+    memory.hessian = std::max({memory.hessian, Gram::peak_bytes(stop.columns),
+                               hessian + std::max(cross, residual_cross),
+                               hessian + drift + residual + factor_peak_bytes(stop.columns),
+                               hessian + 2 * drift + residual + n * n * 4 + solve});
   }
   const auto& matrices = program.matrices;
   for (size_t i = 0; i < matrices.size(); ++i) {

@@ -9,24 +9,15 @@
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
+#include "quantizer/group_search.h"
 #include "quantizer/solver_kernels.h"
 
 namespace assay {
 namespace {
 
-constexpr int64_t kCandidates = 21;
-
-// Two vectors of eight rows per candidate stand in packs of three (kQuadraticLanes).
-constexpr int64_t kPacks = (2 * kCandidates + 2) / 3;
-
 struct Range {
   float low = 0.0f;
   float high = 0.0f;
-};
-
-struct ScaleAndZero {
-  float scale = 0.0f;
-  uint8_t zero = 0;
 };
 
 float largest_code(const QuantizeOptions& options) {
@@ -57,15 +48,6 @@ Range range_of(std::span<const float> weights, bool symmetric) {
   return range;
 }
 
-ScaleAndZero scale_and_zero(const Range& range, const QuantizeOptions& options) {
-  const float width = options.symmetric ? 2.0f * range.high : range.high - range.low;
-  const float scale = store_scale(width / largest_code(options), options);
-  if (scale == 0.0f) return {1.0f, middle_code(options)};
-  if (options.symmetric) return {scale, middle_code(options)};
-  const float zero = round_even(-range.low / scale);
-  return {scale, static_cast<uint8_t>(std::clamp(zero, 0.0f, largest_code(options)))};
-}
-
 void check_scale(float scale, const LayerProblem& problem, int64_t row, int64_t group) {
   if (std::isfinite(scale) && scale > 0.0f) return;
   throw NumericError(std::string(problem.module) + ": row " + std::to_string(row) + ", group " +
@@ -91,102 +73,16 @@ Grid empty_grid(const LayerProblem& problem, const QuantizeOptions& options) {
   return grid;
 }
 
-// H of one group's columns, in panels (n_panels, n, 8) padded with zeros.
-std::vector<double> group_hessian(const Hessian& hessian, int64_t first, int64_t n) {
-  const int64_t n_panels = (n + kQuadraticPanel - 1) / kQuadraticPanel;
-  std::vector<double> panels(static_cast<size_t>(n_panels * n * kQuadraticPanel));
-  for (int64_t i = 0; i < n; ++i) {
-    const double* row = hessian.values.data() + (first + i) * hessian.n + first;
-    for (int64_t j = 0; j < n; ++j) {
-      panels[static_cast<size_t>((j / kQuadraticPanel * n + i) * kQuadraticPanel +
-                                 j % kQuadraticPanel)] = row[j];
-    }
-  }
-  return panels;
-}
-
-using Candidates = std::array<std::array<ScaleAndZero, kCandidates>, kGridRows>;
-
-// Candidates of 16 rows; rows past the last repeat it.
-Candidates candidates_of(const LayerProblem& problem, const QuantizeOptions& options,
-                         const Grid& grid, int64_t first_row, int64_t group) {
-  Candidates candidates;
-  for (int64_t r = 0; r < kGridRows; ++r) {
-    const int64_t row = std::min(first_row + r, problem.out_features - 1);
-    const Range range = range_of(group_of(problem, grid, row, group), options.symmetric);
-    for (int64_t c = 0; c < kCandidates; ++c) {
-      const float part = static_cast<float>(static_cast<double>(40 - c) / 40.0);
-      auto& candidate = candidates[static_cast<size_t>(r)][static_cast<size_t>(c)];
-      candidate = scale_and_zero({range.low * part, range.high * part}, options);
-      check_scale(candidate.scale, problem, row, group);
-    }
-  }
-  return candidates;
-}
-
-// Objectives of all candidates of 16 rows: errors of round-to-nearest, then the quadratic forms.
-class GroupSearch {
- public:
-  GroupSearch(int64_t n, const std::vector<double>& panels)
-      : n_(n),
-        panels_(panels),
-        weights_(static_cast<size_t>(n * kGridRows)),
-        errors_(static_cast<size_t>(kPacks * n * kQuadraticLanes)) {}
-
-  void run(const LayerProblem& problem, const QuantizeOptions& options, const Grid& grid,
-           int64_t first_row, int64_t group, const Candidates& candidates) {
-    const SolverKernels& kernels = solver_kernels();
-    for (int64_t r = 0; r < kGridRows; ++r) {
-      const int64_t row = std::min(first_row + r, problem.out_features - 1);
-      const std::span<const float> weights = group_of(problem, grid, row, group);
-      for (int64_t i = 0; i < n_; ++i) {
-        weights_[static_cast<size_t>(i * kGridRows + r)] = weights[static_cast<size_t>(i)];
-      }
-    }
-    for (int64_t c = 0; c < kCandidates; ++c) {
-      std::array<float, kGridRows> scales;
-      std::array<float, kGridRows> zeros;
-      for (size_t r = 0; r < kGridRows; ++r) {
-        scales[r] = candidates[r][static_cast<size_t>(c)].scale;
-        zeros[r] = candidates[r][static_cast<size_t>(c)].zero;
-      }
-      kernels.grid_errors(weights_.data(), n_, scales.data(), zeros.data(), largest_code(options),
-                          errors_.data() + offset(2 * c), errors_.data() + offset(2 * c + 1));
-    }
-    objectives_.fill(0.0);
-    for (int64_t pack = 0; pack < kPacks; ++pack) {
-      for (int64_t j = 0; j < n_; j += kQuadraticPanel) {
-        kernels.quadratic_panel(errors_.data() + pack * n_ * kQuadraticLanes, n_,
-                                panels_.data() + j * n_, j, std::min(kQuadraticPanel, n_ - j),
-                                objectives_.data() + pack * kQuadraticLanes);
-      }
-    }
-  }
-
-  /// First candidate of the row with the smallest objective.
-  int64_t best(int64_t r) const {
-    int64_t winner = 0;
-    for (int64_t c = 1; c < kCandidates; ++c) {
-      if (objective(r, c) < objective(r, winner)) winner = c;
-    }
-    return winner;
-  }
-
- private:
-  // Of vector v = 2·candidate + half in errors_: pack v / 3, lanes 8·(v mod 3) …
-  int64_t offset(int64_t v) const { return v / 3 * n_ * kQuadraticLanes + v % 3 * 8; }
-  double objective(int64_t r, int64_t c) const {
-    return objectives_[static_cast<size_t>((2 * c + r / 8) * 8 + r % 8)];
-  }
-
-  int64_t n_;
-  const std::vector<double>& panels_;
-  std::vector<float> weights_;  // (n, 16)
-  std::vector<double> errors_;  // (packs, n, 24)
-  std::array<double, kPacks * kQuadraticLanes> objectives_{};
-};
-
 }  // namespace
+
+ScaleAndZero scale_and_zero(float low, float high, const QuantizeOptions& options) {
+  const float width = options.symmetric ? 2.0f * high : high - low;
+  const float scale = store_scale(width / largest_code(options), options);
+  if (scale == 0.0f) return {1.0f, middle_code(options)};
+  if (options.symmetric) return {scale, middle_code(options)};
+  const float zero = round_even(-low / scale);
+  return {scale, static_cast<uint8_t>(std::clamp(zero, 0.0f, largest_code(options)))};
+}
 
 int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options) {
   return options.group_size < 0 ? in_features : options.group_size;
@@ -225,7 +121,7 @@ Grid min_max_grid(const LayerProblem& problem, const QuantizeOptions& options) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t group = 0; group < grid.n_groups; ++group) {
         const Range range = range_of(group_of(problem, grid, row, group), options.symmetric);
-        const ScaleAndZero choice = scale_and_zero(range, options);
+        const ScaleAndZero choice = scale_and_zero(range.low, range.high, options);
         check_scale(choice.scale, problem, row, group);
         grid.scales[static_cast<size_t>(row * grid.n_groups + group)] = choice.scale;
         grid.zero_points[static_cast<size_t>(row * grid.n_groups + group)] = choice.zero;
@@ -241,17 +137,25 @@ Grid hessian_grid(const LayerProblem& problem, const QuantizeOptions& options) {
   for (int64_t group = 0; group < grid.n_groups; ++group) {
     const int64_t first = group * grid.group_size;
     const int64_t n = std::min(grid.group_size, problem.in_features - first);
-    const std::vector<double> panels = group_hessian(*problem.hessian, first, n);
+    const std::vector<double> panels =
+        block_panels(problem.hessian->values.data(), problem.in_features, first, n, nullptr);
     const int64_t n_tasks = (problem.out_features + kGridRows - 1) / kGridRows;
     parallel_for(n_tasks, 2, [&](int64_t begin, int64_t end) {
       GroupSearch search(n, panels);
+      std::vector<float> weights(static_cast<size_t>(n * kGridRows));
       for (int64_t task = begin; task < end; ++task) {
         const int64_t first_row = task * kGridRows;
-        const Candidates candidates = candidates_of(problem, options, grid, first_row, group);
-        search.run(problem, options, grid, first_row, group, candidates);
+        for (int64_t r = 0; r < kGridRows; ++r) {  // rows past the last repeat it
+          const int64_t row = std::min(first_row + r, problem.out_features - 1);
+          const std::span<const float> from = group_of(problem, grid, row, group);
+          for (int64_t i = 0; i < n; ++i) {
+            weights[static_cast<size_t>(i * kGridRows + r)] = from[static_cast<size_t>(i)];
+          }
+        }
+        const GroupSearch::Choices choices = search.run(weights.data(), options);
         for (int64_t r = 0; r < std::min(kGridRows, problem.out_features - first_row); ++r) {
-          const ScaleAndZero& choice =
-              candidates[static_cast<size_t>(r)][static_cast<size_t>(search.best(r))];
+          const ScaleAndZero& choice = choices[static_cast<size_t>(r)];
+          check_scale(choice.scale, problem, first_row + r, group);
           const auto index = static_cast<size_t>((first_row + r) * grid.n_groups + group);
           grid.scales[index] = choice.scale;
           grid.zero_points[index] = choice.zero;

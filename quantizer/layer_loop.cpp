@@ -210,6 +210,13 @@ std::optional<CrossProduct> LayerLoop::drift_of(const StreamWalk& walk, const Ca
   return drift;
 }
 
+std::optional<CrossProduct> LayerLoop::residual_drift_of(const StreamWalk& walk,
+                                                         const CaptureStop& stop,
+                                                         const std::string& name) const {
+  if (plan_.quantize.residual_alpha == 0.0 || stop.adds_to.index < 0) return std::nullopt;
+  return walk.register_drift(*plain_walk_, stop.adds_to, stop, name);
+}
+
 void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t s,
                            LayerReport& report, bool want_packed) {
   const CaptureStop& stop = cut.stops[s];
@@ -221,6 +228,8 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   const Hessian hessian =
       walk.captured_hessian(stop, name, [&](double share) { meter_.share(share); });
   const std::optional<CrossProduct> drift = drift_of(walk, stop, name, hessian);
+  std::optional<CrossProduct> residual_drift;
+  if (drift) residual_drift = residual_drift_of(walk, stop, name);
   meter_.end();
   report.seconds.gram += seconds_since(begin);
 
@@ -236,8 +245,12 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
     }
   }
   report.seconds.factor += seconds_since(begin);
-  solve_linears(stop, {&hessian, factor ? &*factor : nullptr, drift ? &*drift : nullptr}, report,
-                want_packed);
+  solve_linears(stop,
+                {.hessian = &hessian,
+                 .factor = factor ? &*factor : nullptr,
+                 .drift = drift ? &*drift : nullptr,
+                 .residual_drift = residual_drift ? &*residual_drift : nullptr},
+                report, want_packed);
   meter_.end();
 }
 

@@ -72,6 +72,9 @@ class LayerLoop {
   /// D of the two streams at a stop; none where they are equal.
   std::optional<CrossProduct> drift_of(const StreamWalk& walk, const CaptureStop& stop,
                                        const std::string& name, const Hessian& hessian) const;
+  /// E of the sum that the stop's output goes into, where there is one.
+  std::optional<CrossProduct> residual_drift_of(const StreamWalk& walk, const CaptureStop& stop,
+                                                const std::string& name) const;
   void solve_linears(const CaptureStop& stop, const Calibration& calibration, LayerReport& report,
                      bool want_packed);
   void commit(const LayerReport& report);

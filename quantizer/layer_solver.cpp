@@ -10,6 +10,7 @@
 #include "convert/core/parallel.h"
 #include "quantizer/grid.h"
 #include "quantizer/refine.h"
+#include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
 #include "quantizer/target.h"
 
@@ -70,7 +71,8 @@ SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& ca
                              .weights = weights,
                              .hessian = hessian,
                              .factor = factor,
-                             .drift = calibration.drift};
+                             .drift = calibration.drift,
+                             .residual_drift = calibration.residual_drift};
   const LayerResult result = plan.algorithm->quantize(problem, plan.quantize);
 
   SolvedLinear solved;
@@ -121,6 +123,9 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   }
   if (refines(options)) {
     steps = std::max(steps, refine_peak_bytes(linear.in_features, options));
+  }
+  if (options.regrid_rounds > 0) {
+    target += group_blocks_bytes(linear.in_features, static_cast<int64_t>(group));
   }
   return weights + target + scales + threads * std::max({column_loop, loss, search, steps});
 }

@@ -22,7 +22,8 @@ struct SolvedLinear {
 struct Calibration {
   const Hessian* hessian = nullptr;
   const HessianFactor* factor = nullptr;
-  const CrossProduct* drift = nullptr;  // LayerProblem::drift
+  const CrossProduct* drift = nullptr;           // LayerProblem::drift
+  const CrossProduct* residual_drift = nullptr;  // LayerProblem::residual_drift
 };
 
 /// Reads the weights of one linear and quantizes them. `want_packed`: whether the quantized stream

@@ -36,9 +36,11 @@ struct QuantizeOptions {
   bool propagate = true;           // false: inputs come from the 16-bit stream
 
   // Beyond the column loop (quantization.md); all of them off is the plain recipe.
-  double target_alpha = 0.0;  // part of the two streams' difference that the target makes good
-  int refit_rounds = 0;       // rounds of scale refit, each followed by
-  int descent_passes = 0;     // so many passes of coordinate descent over the codes
+  double target_alpha = 0.0;    // part of the two streams' difference that the target makes good
+  double residual_alpha = 0.0;  // the same of the sum that the output goes into
+  int refit_rounds = 0;         // rounds of scale refit, each followed by
+  int descent_passes = 0;       // so many passes of coordinate descent over the codes
+  int regrid_rounds = 0;        // first rounds in which each group is quantized anew, too
 };
 
 /// The damped factor of one Hessian, shared by the linears that read the same input.
@@ -69,6 +71,9 @@ struct LayerProblem {
   /// D = (X − X̃)^T X̃ (in_features, in_features): X the 16-bit stream, X̃ the quantized one, whose
   /// Hessian is above. Null: the target is W itself.
   const CrossProduct* drift = nullptr;
+  /// E = (S − S̃)^T X̃ (out_features, in_features), S and S̃ what the output is added to in the two
+  /// streams. Null: nothing, or something between.
+  const CrossProduct* residual_drift = nullptr;
 };
 
 /// (W* − Ŵ)(H + λI)(W* − Ŵ)^T after each step, summed over rows: what the steps brought.
@@ -76,6 +81,7 @@ struct StepLosses {
   double column_loop = 0.0;
   double refit = 0.0;    // the sum of what all refits took away
   double descent = 0.0;  // likewise
+  double regrid = 0.0;   // likewise
 };
 
 /// Grid and codes of a quantized linear: w = scale · (code − zero).
@@ -89,7 +95,7 @@ struct LayerResult {
   double rtn_loss = 0.0;     // the same of round-to-nearest with min-max scales
   double weight_norm = 0.0;  // W H W^T summed over rows
   double clipped_share = 0.0;  // of codes at the ends of the grid whose value lies beyond it
-  /// Σ‖X W^T − X̃ Ŵ^T‖² less what no Ŵ can change; only with a drift.
+  /// Σ‖(S + X W^T) − (S̃ + X̃ Ŵ^T)‖² less what no Ŵ can change; only with a drift.
   std::optional<double> output_distance = std::nullopt;
   std::optional<StepLosses> steps = std::nullopt;  // only where something follows the column loop
 };

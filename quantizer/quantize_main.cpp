@@ -1,5 +1,6 @@
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "calibrate/calibration_options.h"
@@ -112,6 +113,13 @@ std::vector<cli::Option> options() {
                "16-bit stream of activations runs beside the quantized one. 0: one stream.",
        .group = "Recipe",
        .minimum = 0},
+      {.name = "residual-alpha",
+       .kind = ValueKind::kNumber,
+       .value_name = "X",
+       .help = "The same for what a linear's output is added to, where nothing stands between. "
+               "Needs --target-alpha above 0.",
+       .group = "Recipe",
+       .minimum = 0},
       {.name = "refit-rounds",
        .kind = ValueKind::kInteger,
        .value_name = "N",
@@ -122,6 +130,13 @@ std::vector<cli::Option> options() {
        .kind = ValueKind::kInteger,
        .value_name = "N",
        .help = "Passes over the codes, one at a time to its best value, in each round.",
+       .group = "Recipe",
+       .minimum = 0},
+      {.name = "regrid-rounds",
+       .kind = ValueKind::kInteger,
+       .value_name = "N",
+       .help = "First rounds in which each group gets scale, zero point and codes anew, given the "
+               "other groups.",
        .group = "Recipe",
        .minimum = 0},
       {.name = "act-order",
@@ -243,11 +258,19 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
     options.scale_search = *scales == "grid" ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
   }
   if (arguments.given("target-alpha")) options.target_alpha = arguments.number("target-alpha");
+  if (options.target_alpha == 0.0) options.residual_alpha = 0.0;
+  if (arguments.given("residual-alpha")) {
+    options.residual_alpha = arguments.number("residual-alpha");
+  }
   if (arguments.given("refit-rounds")) {
     options.refit_rounds = static_cast<int>(arguments.integer("refit-rounds"));
   }
   if (arguments.given("descent")) {
     options.descent_passes = static_cast<int>(arguments.integer("descent"));
+  }
+  options.regrid_rounds = std::min(options.regrid_rounds, options.refit_rounds);
+  if (arguments.given("regrid-rounds")) {
+    options.regrid_rounds = static_cast<int>(arguments.integer("regrid-rounds"));
   }
   return options;
 }

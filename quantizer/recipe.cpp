@@ -12,11 +12,18 @@ constexpr std::array<Recipe, 2> kRecipes = {{
     {.name = "best",
      .description = "all steps that lower the loss",
      .scale_search = ScaleSearch::kHessianGrid,
-     .target_alpha = 0.5,
+     .target_alpha = 0.75,
+     .residual_alpha = 0.75,
      .refit_rounds = 3,
-     .descent_passes = 1},
+     .descent_passes = 1,
+     .regrid_rounds = 1},
     {.name = "plain", .description = "the algorithm alone, min-max scales"},
 }};
+
+void check_alpha(const std::string& name, double alpha) {
+  if (alpha >= 0.0 && alpha <= 1.0) return;
+  throw UsageError(name + ": found " + Json(alpha).dump(0) + ", expected a number from 0 to 1");
+}
 
 }  // namespace
 
@@ -35,14 +42,22 @@ void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& option
   options.scale_search = calibrated ? recipe.scale_search : ScaleSearch::kMinMax;
   const bool has_steps = calibrated && options.algorithm == "gptq";
   options.target_alpha = has_steps && options.propagate ? recipe.target_alpha : 0.0;
+  options.residual_alpha = options.target_alpha != 0.0 ? recipe.residual_alpha : 0.0;
   options.refit_rounds = has_steps ? recipe.refit_rounds : 0;
   options.descent_passes = has_steps ? recipe.descent_passes : 0;
+  options.regrid_rounds = has_steps ? recipe.regrid_rounds : 0;
 }
 
 void check_steps(const QuantizeOptions& options, bool calibrated) {
-  if (!(options.target_alpha >= 0.0 && options.target_alpha <= 1.0)) {
-    throw UsageError("target alpha: found " + Json(options.target_alpha).dump(0) +
-                     ", expected a number from 0 to 1");
+  check_alpha("target alpha", options.target_alpha);
+  check_alpha("residual alpha", options.residual_alpha);
+  if (options.residual_alpha != 0.0 && options.target_alpha == 0.0) {
+    throw UsageError("--residual-alpha needs two streams of activations, --target-alpha above 0");
+  }
+  if (options.regrid_rounds > options.refit_rounds) {
+    throw UsageError("regrid rounds: found " + std::to_string(options.regrid_rounds) +
+                     ", expected at most the refit rounds, " +
+                     std::to_string(options.refit_rounds));
   }
   const bool gptq = calibrated && options.algorithm == "gptq";
   if (options.target_alpha != 0.0 && !(gptq && options.propagate)) {
@@ -59,10 +74,12 @@ void check_steps(const QuantizeOptions& options, bool calibrated) {
 Json recipe_json(const QuantizeOptions& options) {
   Json json = Json::object();
   json.set("target_alpha", options.target_alpha)
+      .set("residual_alpha", options.residual_alpha)
       .set("act_order", options.act_order == ActOrder::kStatic ? "static" : "none")
       .set("scales", options.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
       .set("refit_rounds", options.refit_rounds)
-      .set("descent_passes", options.descent_passes);
+      .set("descent_passes", options.descent_passes)
+      .set("regrid_rounds", options.regrid_rounds);
   return json;
 }
 

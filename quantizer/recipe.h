@@ -13,8 +13,10 @@ struct Recipe {
   std::string_view description;  // for the help
   ScaleSearch scale_search = ScaleSearch::kMinMax;
   double target_alpha = 0.0;
+  double residual_alpha = 0.0;
   int refit_rounds = 0;
   int descent_passes = 0;
+  int regrid_rounds = 0;
 };
 
 std::span<const Recipe> all_recipes();

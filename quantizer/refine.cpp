@@ -1,42 +1,84 @@
 #include "quantizer/refine.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "quantizer/descent.h"
 #include "quantizer/refit.h"
+#include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
 
 namespace assay {
 namespace {
 
-StepLosses refine_row(RowQuadratic& row, const QuantizeOptions& options,
-                      std::span<double> residual) {
-  StepLosses losses;
-  row.sum_groups();
-  double loss = losses.column_loop = row.loss(row.scales);
-  for (int round = 0; round < options.refit_rounds; ++round) {
-    const double gain = refit_scales(row, options);
-    losses.refit += gain;
-    loss -= gain;
+// One pack of rows on its way.
+class PackTask {
+ public:
+  PackTask(RowQuadraticPack& pack, const QuantizeOptions& options,
+           const std::vector<GroupBlock>& blocks, std::span<StepLosses> losses)
+      : pack_(pack),
+        options_(options),
+        blocks_(blocks),
+        losses_(losses),
+        residual_(static_cast<size_t>(pack.row(0).n)),
+        loss_(losses.size()) {}
+
+  void run() {
+    for (int64_t r = 0; r < pack_.n_rows(); ++r) {
+      RowQuadratic& row = pack_.row(r);
+      row.sum_groups();
+      loss_[at(r)] = losses_[at(r)].column_loop = row.loss(row.scales);
+    }
+    for (int round = 0; round < options_.refit_rounds; ++round) {
+      for (int64_t r = 0; r < pack_.n_rows(); ++r) {
+        const double gain = refit_scales(pack_.row(r), options_);
+        losses_[at(r)].refit += gain;
+        loss_[at(r)] -= gain;
+        descend(r);
+      }
+      if (round < options_.regrid_rounds) regrid();
+    }
+  }
+
+ private:
+  static size_t at(int64_t r) { return static_cast<size_t>(r); }
+
+  void descend(int64_t r) {
     int64_t n_moved = 0;
-    for (int pass = 0; pass < options.descent_passes; ++pass) {
-      const int64_t n = descend_codes(row, options.bits, residual);
+    for (int pass = 0; pass < options_.descent_passes; ++pass) {
+      const int64_t n = descend_codes(pack_.row(r), options_.bits, residual_);
       n_moved += n;
       if (n == 0) break;
     }
-    if (n_moved == 0) {
-      if (gain == 0.0) break;  // nothing would change any more
-      continue;
+    if (n_moved > 0) losses_[at(r)].descent += update(r);
+  }
+
+  void regrid() {
+    double gains[kQuadraticLanes] = {};
+    regrid_groups(pack_, blocks_, options_, gains);
+    for (int64_t r = 0; r < pack_.n_rows(); ++r) {
+      if (gains[r] != 0.0) losses_[at(r)].regrid += update(r);
+      descend(r);
     }
+  }
+
+  // By how much the loss fell since it was last known.
+  double update(int64_t r) {
+    RowQuadratic& row = pack_.row(r);
     row.sum_groups();
     const double now = row.loss(row.scales);
-    losses.descent += loss - now;
-    loss = now;
+    return std::exchange(loss_[at(r)], now) - now;
   }
-  return losses;
-}
+
+  RowQuadraticPack& pack_;
+  const QuantizeOptions& options_;
+  const std::vector<GroupBlock>& blocks_;
+  std::span<StepLosses> losses_;  // of the pack's rows
+  std::vector<double> residual_;
+  std::vector<double> loss_;
+};
 
 }  // namespace
 
@@ -44,25 +86,33 @@ bool refines(const QuantizeOptions& options) { return options.refit_rounds > 0; 
 
 uint64_t refine_peak_bytes(int64_t columns, const QuantizeOptions& options) {
   const int64_t group = columns_per_group(columns, options);
-  return RowQuadraticPack::bytes(columns, (columns + group - 1) / group);
+  const uint64_t pack = RowQuadraticPack::bytes(columns, (columns + group - 1) / group);
+  return pack + (options.regrid_rounds > 0 ? regrid_peak_bytes(group) : 0);
 }
 
 StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
                   std::span<const float> target, Grid& grid, std::span<uint8_t> codes) {
   const int64_t n = problem.in_features;
+  std::vector<GroupBlock> blocks;
+  if (options.regrid_rounds > 0) blocks = group_blocks(problem, options);
   std::vector<StepLosses> row_losses(static_cast<size_t>(problem.out_features));
   const int64_t n_packs = (problem.out_features + kQuadraticLanes - 1) / kQuadraticLanes;
   parallel_for(n_packs, 1, [&](int64_t begin, int64_t end) {
     RowQuadraticPack pack(problem, grid);
-    std::vector<double> residual(static_cast<size_t>(n));
     for (int64_t p = begin; p < end; ++p) {
       const int64_t first = p * kQuadraticLanes;
       pack.load(target, codes, first);
+      PackTask(pack, options, blocks,
+               std::span(row_losses)
+                   .subspan(static_cast<size_t>(first), static_cast<size_t>(pack.n_rows())))
+          .run();
       for (int64_t r = 0; r < pack.n_rows(); ++r) {
-        RowQuadratic& row = pack.row(r);
-        row_losses[static_cast<size_t>(first + r)] = refine_row(row, options, residual);
-        std::copy(row.scales.begin(), row.scales.end(),
-                  grid.scales.begin() + (first + r) * grid.n_groups);
+        const RowQuadratic& row = pack.row(r);
+        for (int64_t g = 0; g < grid.n_groups; ++g) {
+          const auto index = static_cast<size_t>((first + r) * grid.n_groups + g);
+          grid.scales[index] = row.scales[static_cast<size_t>(g)];
+          grid.zero_points[index] = static_cast<uint8_t>(row.zeros[static_cast<size_t>(g)]);
+        }
         for (int64_t i = 0; i < n; ++i) {
           const double code = row.steps[static_cast<size_t>(i)] +
                               row.zeros[static_cast<size_t>(i / grid.group_size)];
@@ -76,6 +126,7 @@ StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
     total.column_loop += row.column_loop;
     total.refit += row.refit;
     total.descent += row.descent;
+    total.regrid += row.regrid;
   }
   return total;
 }

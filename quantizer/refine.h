@@ -8,7 +8,8 @@
 namespace assay {
 
 /// What follows the column loop: options.refit_rounds rounds of scale refit and coordinate descent,
-/// row by row, towards `target` (out_features, in_features). Changes grid and codes in place.
+/// in the first regrid_rounds of them each group anew and another descent, row by row, towards
+/// `target` (out_features, in_features). Changes grid and codes in place.
 StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
                   std::span<const float> target, Grid& grid, std::span<uint8_t> codes);
 

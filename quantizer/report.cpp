@@ -26,7 +26,8 @@ Json to_json(const ModuleReport& module) {
     json.set("steps", Json::object()
                           .set("column_loop_loss", module.steps->column_loop)
                           .set("refit_gain", module.steps->refit)
-                          .set("descent_gain", module.steps->descent));
+                          .set("descent_gain", module.steps->descent)
+                          .set("regrid_gain", module.steps->regrid));
   }
   return json;
 }
@@ -54,7 +55,8 @@ ModuleReport module_from_json(const Json& json) {
   if (const Json* steps = json.find("steps")) {
     module.steps = StepLosses{.column_loop = steps->at("column_loop_loss").as_number(),
                               .refit = steps->at("refit_gain").as_number(),
-                              .descent = steps->at("descent_gain").as_number()};
+                              .descent = steps->at("descent_gain").as_number(),
+                              .regrid = steps->at("regrid_gain").as_number()};
   }
   return module;
 }

@@ -116,38 +116,61 @@ void RowQuadraticPack::load(std::span<const float> target, std::span<const uint8
   }
 }
 
-void RowQuadraticPack::multiply() {
+void RowQuadraticPack::load_panels(int64_t j0, int64_t begin, int64_t end) {
   const int64_t n = problem_.in_features;
-  const std::vector<double>& damping = problem_.factor->damping;
+  for (int64_t k = 0; k < kPanels && j0 + k * kQuadraticPanel < n; ++k) {
+    load_panel(problem_.hessian->values.data() + begin * n, end - begin, n,
+               j0 + k * kQuadraticPanel, panel_.data() + (k * n + begin) * kQuadraticPanel);
+  }
+}
+
+void RowQuadraticPack::multiply_panels(const std::vector<double>& x, int64_t begin, int64_t end,
+                                       int64_t j0, const std::function<double*(int64_t)>& out_of) {
+  const int64_t n = problem_.in_features;
   double products[kQuadraticPanel * kQuadraticLanes];
-  const auto place = [&](const std::vector<double>& x, int64_t begin, int64_t end, int64_t j0,
-                         const auto& out_of) {
-    for (int64_t j = j0; j < std::min(n, j0 + kPanels * kQuadraticPanel); j += kQuadraticPanel) {
-      const double* panel = panel_.data() + (j - j0) * n;
-      solver_kernels().product_panel(x.data(), panel, begin, end, products);
+  for (int64_t j = j0; j < std::min(n, j0 + kPanels * kQuadraticPanel); j += kQuadraticPanel) {
+    solver_kernels().product_panel(x.data(), panel_.data() + (j - j0) * n, begin, end, products);
+    for (int64_t r = 0; r < n_rows_; ++r) {
+      double* out = out_of(r);
+      if (out == nullptr) continue;
       for (int64_t c = j; c < std::min(n, j + kQuadraticPanel); ++c) {
-        const double* lanes = products + (c - j) * kQuadraticLanes;
+        const double product = products[(c - j) * kQuadraticLanes + r];
         const bool damped = begin <= c && c < end;
-        const double added = damping[static_cast<size_t>(c)];
-        const double* own = x.data() + c * kQuadraticLanes;
-        for (int64_t r = 0; r < n_rows_; ++r) {
-          out_of(rows_[static_cast<size_t>(r)])[c] =
-              damped ? std::fma(added, own[r], lanes[r]) : lanes[r];
-        }
+        out[c] = damped ? std::fma(problem_.factor->damping[static_cast<size_t>(c)],
+                                   x[static_cast<size_t>(c * kQuadraticLanes + r)], product)
+                        : product;
       }
     }
-  };
+  }
+}
+
+void RowQuadraticPack::multiply() {
+  const int64_t n = problem_.in_features;
   for (int64_t j0 = 0; j0 < n; j0 += kPanels * kQuadraticPanel) {
-    for (int64_t k = 0; k < kPanels && j0 + k * kQuadraticPanel < n; ++k) {
-      load_panel(problem_.hessian->values.data(), n, n, j0 + k * kQuadraticPanel,
-                 panel_.data() + k * n * kQuadraticPanel);
-    }
-    place(weights_, 0, n, j0, [](RowQuadratic& row) { return row.wanted.data(); });
+    load_panels(j0, 0, n);
+    multiply_panels(weights_, 0, n, j0, [&](int64_t r) { return row(r).wanted.data(); });
     for (int64_t g = 0; g < grid_.n_groups; ++g) {
       const int64_t begin = g * grid_.group_size;
-      place(steps_, begin, std::min(n, begin + grid_.group_size), j0,
-            [&](RowQuadratic& row) { return row.parts.data() + g * n; });
+      multiply_panels(steps_, begin, std::min(n, begin + grid_.group_size), j0,
+                      [&](int64_t r) { return row(r).parts.data() + g * n; });
     }
+  }
+}
+
+void RowQuadraticPack::make_parts(int64_t group, const std::function<bool(int64_t)>& wanted) {
+  const int64_t n = problem_.in_features;
+  const int64_t begin = group * grid_.group_size;
+  const int64_t end = std::min(n, begin + grid_.group_size);
+  for (int64_t r = 0; r < n_rows_; ++r) {
+    for (int64_t i = begin; i < end; ++i) {
+      steps_[static_cast<size_t>(i * kQuadraticLanes + r)] = row(r).steps[static_cast<size_t>(i)];
+    }
+  }
+  for (int64_t j0 = 0; j0 < n; j0 += kPanels * kQuadraticPanel) {
+    load_panels(j0, begin, end);
+    multiply_panels(steps_, begin, end, j0, [&](int64_t r) {
+      return wanted(r) ? row(r).parts.data() + group * n : nullptr;
+    });
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -50,6 +51,8 @@ class RowQuadraticPack {
 
   /// `target` (out_features, in_features) are the w of the rows.
   void load(std::span<const float> target, std::span<const uint8_t> codes, int64_t first_row);
+  /// Makes parts_g of the rows that `wanted` names anew from their steps.
+  void make_parts(int64_t group, const std::function<bool(int64_t)>& wanted);
   int64_t n_rows() const { return n_rows_; }
   RowQuadratic& row(int64_t r) { return rows_[static_cast<size_t>(r)]; }
 
@@ -57,6 +60,10 @@ class RowQuadraticPack {
 
  private:
   void multiply();
+  void load_panels(int64_t j0, int64_t begin, int64_t end);
+  /// out_of(r)[j] = x·(H + λI)_j with x (n, 24) over columns [begin, end), for the panels at j0.
+  void multiply_panels(const std::vector<double>& x, int64_t begin, int64_t end, int64_t j0,
+                       const std::function<double*(int64_t)>& out_of);
 
   const LayerProblem& problem_;
   const Grid& grid_;

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int64_t kPacksPerTask = 4;  // that use a panel once it is made
 
-// A few packs of rows: first W, then W D in reversed solve order, then (W D)(H + λI)^-1.
+// A few packs of rows: first W, then α·W D + β·E in reversed solve order, then that times
+// (H + λI)^-1.
 class TargetTask {
  public:
   TargetTask(const LayerProblem& problem, int64_t first_pack, int64_t n_packs)
@@ -23,11 +24,11 @@ class TargetTask {
         values_(static_cast<size_t>(n_packs * n_ * kQuadraticLanes)),
         panel_(static_cast<size_t>(n_ * kQuadraticPanel)) {}
 
-  void run(double alpha, std::span<float> out) {
-    multiply_by_drift();
-    substitute_forward();
-    substitute_backward();
-    write(alpha, out);
+  void run(double alpha, double residual_alpha, std::span<float> out) {
+    multiply_by_drift(alpha);
+    if (problem_.residual_drift != nullptr) add_residual(residual_alpha);
+    solve_packs(*problem_.factor, values_.data(), n_packs_, panel_);
+    write(out);
   }
 
  private:
@@ -37,7 +38,7 @@ class TargetTask {
     return problem_.factor->order[static_cast<size_t>(n_ - 1 - a)];
   }
 
-  void multiply_by_drift() {
+  void multiply_by_drift(double alpha) {
     std::vector<double> weights(values_.size());
     for (int64_t p = 0; p < n_packs_; ++p) {
       load_pack(problem_.weights, problem_.out_features, n_, (first_pack_ + p) * kQuadraticLanes,
@@ -52,52 +53,36 @@ class TargetTask {
         solver_kernels().product_panel(weights.data() + p * n_ * kQuadraticLanes, panel_.data(), 0,
                                        n_, products);
         for (int64_t c = 0; c < std::min(kQuadraticPanel, n_ - j); ++c) {
-          std::copy_n(products + c * kQuadraticLanes, kQuadraticLanes,
-                      pack(p) + position[static_cast<size_t>(j + c)] * kQuadraticLanes);
+          double* out = pack(p) + position[static_cast<size_t>(j + c)] * kQuadraticLanes;
+          for (int64_t r = 0; r < kQuadraticLanes; ++r) {
+            out[r] = alpha * products[c * kQuadraticLanes + r];
+          }
         }
       }
     }
   }
 
-  // z·U = m: positions ascend.
-  void substitute_forward() {
-    const HessianFactor& factor = *problem_.factor;
-    for (int64_t q = 0; q < n_; q += kQuadraticPanel) {
-      const int64_t end = std::min(n_, q + kQuadraticPanel);
-      load_panel(factor.upper.data(), end, factor.upper_stride, q, panel_.data());
-      for (int64_t p = 0; p < n_packs_; ++p) {
-        solver_kernels().substitute_panel(pack(p), kQuadraticLanes, panel_.data(), q, end - q);
+  void add_residual(double alpha) {
+    for (int64_t r = 0; r < n_packs_ * kQuadraticLanes; ++r) {
+      const int64_t row = first_pack_ * kQuadraticLanes + r;
+      if (row >= problem_.out_features) break;
+      const double* e = problem_.residual_drift->values.data() + row * n_;
+      double* x = pack(r / kQuadraticLanes) + r % kQuadraticLanes;
+      for (int64_t a = 0; a < n_; ++a) {
+        x[a * kQuadraticLanes] = std::fma(alpha, e[column(a)], x[a * kQuadraticLanes]);
       }
     }
   }
 
-  // x·U^T = z: positions descend, which is the solve order.
-  void substitute_backward() {
-    const HessianFactor& factor = *problem_.factor;
-    for (int64_t q = 0; q < n_; q += kQuadraticPanel) {
-      const int64_t end = std::min(n_, q + kQuadraticPanel);
-      for (int64_t c = 0; c < end - q; ++c) {
-        const double* row = factor.upper.data() + (n_ - 1 - q - c) * factor.upper_stride;
-        for (int64_t p = 0; p < end; ++p) {
-          panel_[static_cast<size_t>(p * kQuadraticPanel + c)] = row[n_ - 1 - p];
-        }
-      }
-      for (int64_t p = 0; p < n_packs_; ++p) {
-        solver_kernels().substitute_panel(pack(p) + (n_ - 1) * kQuadraticLanes, -kQuadraticLanes,
-                                          panel_.data(), q, end - q);
-      }
-    }
-  }
-
-  void write(double alpha, std::span<float> out) {
+  void write(std::span<float> out) {
     for (int64_t r = 0; r < n_packs_ * kQuadraticLanes; ++r) {
       const int64_t row = first_pack_ * kQuadraticLanes + r;
       if (row >= problem_.out_features) break;
       const double* x = pack(r / kQuadraticLanes) + r % kQuadraticLanes;
       for (int64_t a = 0; a < n_; ++a) {
         const auto i = static_cast<size_t>(row * n_ + column(a));
-        const auto weight = static_cast<double>(problem_.weights[i]);
-        out[i] = static_cast<float>(std::fma(alpha, x[a * kQuadraticLanes], weight));
+        out[i] =
+            static_cast<float>(static_cast<double>(problem_.weights[i]) + x[a * kQuadraticLanes]);
       }
     }
   }
@@ -110,15 +95,26 @@ class TargetTask {
   std::vector<double> panel_;   // (n, 8)
 };
 
+// products (8, 24) += E of 24 rows and the columns [j0, j0 + 8).
+void add_residual(const CrossProduct& drift, int64_t first_row, int64_t j0, double* products) {
+  const int64_t n_rows = std::min(kQuadraticLanes, drift.n_rows - first_row);
+  const int64_t n_columns = std::min(kQuadraticPanel, drift.n_columns - j0);
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const double* e = drift.values.data() + (first_row + r) * drift.n_columns + j0;
+    for (int64_t c = 0; c < n_columns; ++c) products[c * kQuadraticLanes + r] += e[c];
+  }
+}
+
 }  // namespace
 
-std::vector<float> two_stream_target(const LayerProblem& problem, double alpha) {
+std::vector<float> two_stream_target(const LayerProblem& problem, double alpha,
+                                     double residual_alpha) {
   ASSAY_CHECK(problem.drift != nullptr && problem.factor != nullptr);
   ASSAY_CHECK(!problem.factor->upper.empty());
   std::vector<float> target(problem.weights.size());
   const int64_t n_packs = (problem.out_features + kQuadraticLanes - 1) / kQuadraticLanes;
   parallel_for(n_packs, kPacksPerTask, [&](int64_t begin, int64_t end) {
-    TargetTask(problem, begin, end - begin).run(alpha, target);
+    TargetTask(problem, begin, end - begin).run(alpha, residual_alpha, target);
   });
   return target;
 }
@@ -147,6 +143,9 @@ double output_distance(const LayerProblem& problem, std::span<const float> quant
         const double* w = weights.data() + static_cast<size_t>(p) * size;
         const double* e = errors.data() + static_cast<size_t>(p) * size;
         solver_kernels().product_panel(w, panel.data(), 0, n, products);
+        if (problem.residual_drift != nullptr) {
+          add_residual(*problem.residual_drift, (begin + p) * kQuadraticLanes, j, products);
+        }
         double* sums = row_sums.data() + (begin + p) * kQuadraticLanes;
         for (int64_t c = 0; c < std::min(kQuadraticPanel, n - j); ++c) {
           for (int64_t r = 0; r < kQuadraticLanes; ++r) {

@@ -118,7 +118,7 @@ LayerResult quantize_gptq(const LayerProblem& problem, const QuantizeOptions& op
   LayerProblem aim = problem;  // what the steps quantize: W* in the place of W
   std::vector<float> target;
   if (problem.drift != nullptr && options.target_alpha != 0.0) {
-    target = two_stream_target(problem, options.target_alpha);
+    target = two_stream_target(problem, options.target_alpha, options.residual_alpha);
     aim.weights = target;
   }
   Grid grid = make_grid(aim, options);

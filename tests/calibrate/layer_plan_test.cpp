@@ -42,6 +42,18 @@ TEST(LayerPlan, StopsOncePerVectorThatLinearsShare) {
   EXPECT_EQ(plan.stops[3].columns, 96);
 }
 
+// What the output of o_proj and down_proj is added to; the others' outputs go elsewhere.
+TEST(LayerPlan, KnowsTheSumThatAnOutputGoesInto) {
+  const test::SmallModel model = test::make_small_model(2, 1);
+
+  const LayerPlan plan = plan_layer(model.program, 1, every_linear);
+
+  EXPECT_LT(plan.stops[0].adds_to.index, 0);
+  EXPECT_EQ(plan.stops[1].adds_to, model.program.residual);
+  EXPECT_LT(plan.stops[2].adds_to.index, 0);
+  EXPECT_EQ(plan.stops[3].adds_to, model.program.residual);
+}
+
 TEST(LayerPlan, SegmentsCoverTheLayerWithoutGaps) {
   const test::SmallModel model = test::make_small_model(2, 1);
 

@@ -176,6 +176,61 @@ TEST(StreamWalk, AForkLeavesTheFirstWalkWhereItWas) {
   EXPECT_FALSE(bits_equal(stream_of(walk), forked));
 }
 
+// Two walks from different streams: products of what they hold at a stop.
+TEST(StreamWalk, ProductsOfTwoWalksAreThoseOfTheirValues) {
+  const test::SmallModel model = test::make_small_model(kLayers, 1);
+  const TokenWindows windows = make_windows();
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(0, folder.path());
+  StreamWalk walk(model.program, model.weights, windows, {.batch_tokens = 2 * kLength}, memory);
+  feed(walk, model.program, make_stream());
+  StreamWalk other = walk.fork(model.weights);
+  std::vector<float> stream = make_stream();
+  for (float& value : stream) value *= 1.25f;
+  feed(other, model.program, stream);
+  const LayerPlan plan = plan_layer(model.program, 0, every_linear);
+  for (size_t s = 0; s < 2; ++s) {
+    walk.run_segment(plan, s);
+    other.run_segment(plan, s);
+  }
+  const CaptureStop& stop = plan.stops[1];  // o_proj
+  const auto values = [&](const StreamWalk& from, Register r) {
+    std::vector<float> out;
+    std::vector<float> scratch;
+    for (int64_t b = 0; b < from.n_batches(); ++b) {
+      const std::span<const float> batch = from.values(r).view(b, scratch);
+      out.insert(out.end(), batch.begin(), batch.end());
+    }
+    return out;
+  };
+  const std::vector<float> x = values(other, stop.input);
+  const std::vector<float> y = values(walk, stop.input);
+  const std::vector<float> a = values(other, stop.adds_to);
+  const std::vector<float> b = values(walk, stop.adds_to);
+
+  const CrossProduct cross = walk.captured_cross(other, stop, "m");
+  const CrossProduct drift = walk.register_drift(other, stop.adds_to, stop, "m");
+
+  ASSERT_EQ(cross.n_columns, stop.columns);
+  ASSERT_EQ(drift.n_rows, kHidden);
+  const auto columns = static_cast<size_t>(stop.columns);
+  for (const size_t i : {size_t{0}, size_t{17}, columns - 1}) {
+    for (const size_t j : {size_t{3}, columns - 1}) {
+      double expected = 0.0;
+      double expected_drift = 0.0;
+      double size = 0.0;
+      for (size_t t = 0; t < kWindows * kLength; ++t) {
+        const double at = y[t * columns + j];
+        expected += x[t * columns + i] * at;
+        expected_drift += (a[t * kHidden + i] - b[t * kHidden + i]) * at;
+        size += std::fabs(at);
+      }
+      EXPECT_NEAR(cross.values[i * columns + j], expected, 1e-3 * size);
+      EXPECT_NEAR(drift.values[i * columns + j], expected_drift, 1e-3 * size);
+    }
+  }
+}
+
 TEST(StreamWalk, SaveAndRestoreGiveTheSameStream) {
   const test::SmallModel model = test::make_small_model(kLayers, 3);
   const test::TemporaryDirectory folder;

@@ -46,6 +46,48 @@ void scale_of(float low, float high, const QuantizeOptions& options, float& scal
   }
 }
 
+// Scale and zero point of one group's weights; h(i, j) is its block of H, for the search.
+template <typename Block>
+void choose_grid(const std::vector<float>& weights, const QuantizeOptions& options, bool search,
+                 const Block& h, float& scale, int& zero) {
+  float low = 0.0f;
+  float high = 0.0f;
+  for (const float w : weights) {
+    low = std::min(low, w);
+    high = std::max(high, w);
+  }
+  if (options.symmetric) {
+    high = std::max(high, -low);
+    low = -high;
+  }
+  scale_of(low, high, options, scale, zero);
+  if (!search) return;
+  const auto n = static_cast<int64_t>(weights.size());
+  double best = 0.0;
+  for (int c = 0; c < 21; ++c) {
+    const auto part = static_cast<float>((40.0 - c) / 40.0);
+    float s = 0.0f;
+    int z = 0;
+    scale_of(low * part, high * part, options, s, z);
+    std::vector<double> e;
+    for (const float w : weights) {
+      const int code = round_code(w, s, z, options);
+      e.push_back(static_cast<double>(w) - static_cast<double>(s * static_cast<float>(code - z)));
+    }
+    double objective = 0.0;
+    for (int64_t j = 0; j < n; ++j) {
+      double product = 0.0;
+      for (int64_t i = 0; i < n; ++i) product = std::fma(e[at(i)], h(i, j), product);
+      objective = std::fma(product, e[at(j)], objective);
+    }
+    if (c == 0 || objective < best) {
+      best = objective;
+      scale = s;
+      zero = z;
+    }
+  }
+}
+
 }  // namespace
 
 ReferenceFactor reference_factor(const Hessian& hessian, const QuantizeOptions& options) {
@@ -114,48 +156,16 @@ ReferenceGrid reference_grid(const LayerProblem& problem, const QuantizeOptions&
     for (int64_t g = 0; g < n_groups(problem, options); ++g) {
       const int64_t begin = g * width;
       const int64_t end = std::min(problem.in_features, begin + width);
-      float low = 0.0f;
-      float high = 0.0f;
-      for (int64_t j = begin; j < end; ++j) {
-        low = std::min(low, w(j));
-        high = std::max(high, w(j));
-      }
-      if (options.symmetric) {
-        high = std::max(high, -low);
-        low = -high;
-      }
+      std::vector<float> weights;
+      for (int64_t j = begin; j < end; ++j) weights.push_back(w(j));
       float scale = 0.0f;
       int zero = 0;
-      scale_of(low, high, options, scale, zero);
-      if (options.scale_search == ScaleSearch::kHessianGrid) {
-        double best = 0.0;
-        for (int c = 0; c < 21; ++c) {
-          const auto part = static_cast<float>((40.0 - c) / 40.0);
-          float s = 0.0f;
-          int z = 0;
-          scale_of(low * part, high * part, options, s, z);
-          std::vector<double> e;
-          for (int64_t j = begin; j < end; ++j) {
-            const int code = round_code(w(j), s, z, options);
-            e.push_back(static_cast<double>(w(j)) -
-                        static_cast<double>(s * static_cast<float>(code - z)));
-          }
-          double objective = 0.0;
-          for (int64_t j = begin; j < end; ++j) {
-            double product = 0.0;
-            for (int64_t i = begin; i < end; ++i) {
-              product = std::fma(e[at(i - begin)],
-                                 problem.hessian->values[at(i * problem.in_features + j)], product);
-            }
-            objective = std::fma(product, e[at(j - begin)], objective);
-          }
-          if (c == 0 || objective < best) {
-            best = objective;
-            scale = s;
-            zero = z;
-          }
-        }
-      }
+      choose_grid(
+          weights, options, options.scale_search == ScaleSearch::kHessianGrid,
+          [&](int64_t i, int64_t j) {
+            return problem.hessian->values[at((begin + i) * problem.in_features + begin + j)];
+          },
+          scale, zero);
       grid.scales.push_back(scale);
       grid.zero_points.push_back(zero);
     }
@@ -216,6 +226,12 @@ std::vector<float> reference_target(const LayerProblem& problem, const QuantizeO
         x[at(i)] = std::fma(static_cast<double>(problem.weights[at(row * n + k)]),
                             problem.drift->values[at(k * n + factor.order[at(i)])], x[at(i)]);
       }
+      x[at(i)] *= options.target_alpha;
+      if (problem.residual_drift != nullptr) {
+        x[at(i)] =
+            std::fma(options.residual_alpha,
+                     problem.residual_drift->values[at(row * n + factor.order[at(i)])], x[at(i)]);
+      }
     }
     for (int64_t i = n - 1; i >= 0; --i) {  // y·R^T = W D
       for (int64_t j = n - 1; j > i; --j) x[at(i)] = std::fma(-x[at(j)], r(i, j), x[at(i)]);
@@ -227,8 +243,7 @@ std::vector<float> reference_target(const LayerProblem& problem, const QuantizeO
     }
     for (int64_t i = 0; i < n; ++i) {
       const size_t column = at(row * n + factor.order[at(i)]);
-      target[column] = static_cast<float>(
-          std::fma(options.target_alpha, x[at(i)], static_cast<double>(problem.weights[column])));
+      target[column] = static_cast<float>(static_cast<double>(problem.weights[column]) + x[at(i)]);
     }
   }
   return target;
@@ -337,6 +352,108 @@ void reference_descent(ReferenceRow& row, const LayerProblem& problem,
   }
 }
 
+// Each group anew, given the others.
+void reference_regrid(ReferenceRow& row, const LayerProblem& problem, const ReferenceFactor& factor,
+                      const QuantizeOptions& options) {
+  for (int64_t g = 0; g < row.groups(); ++g) {
+    const int64_t begin = g * row.width;
+    const int64_t n = std::min(row.n, begin + row.width) - begin;
+    Hessian block{.n = n, .values = {}, .n_tokens = 1};
+    for (int64_t i = begin; i < begin + n; ++i) {
+      for (int64_t j = begin; j < begin + n; ++j) {
+        const double h = problem.hessian->values[at(i * row.n + j)];
+        block.values.push_back(i == j ? h + factor.damping[at(i)] : h);
+      }
+    }
+    const auto h = [&](int64_t i, int64_t j) { return block.values[at(i * n + j)]; };
+    QuantizeOptions inner = options;
+    inner.damp_percent = 0.0;
+    inner.act_order = ActOrder::kStatic;
+    const ReferenceFactor f = reference_factor(block, inner);
+
+    std::vector<double> wanted;  // t·B
+    for (int64_t i = 0; i < n; ++i) {
+      double r = row.wanted[at(begin + i)];
+      for (int64_t other = 0; other < row.groups(); ++other) {
+        if (other == g) continue;
+        r = std::fma(-static_cast<double>(row.scales[at(other)]),
+                     row.parts[at(other)][at(begin + i)], r);
+      }
+      wanted.push_back(r);
+    }
+    std::vector<double> x(at(n));
+    for (int64_t i = 0; i < n; ++i) x[at(i)] = wanted[at(f.order[at(i)])];
+    const auto r = [&](int64_t i, int64_t j) { return f.r[at(i * n + j)]; };
+    for (int64_t i = n - 1; i >= 0; --i) {
+      for (int64_t j = n - 1; j > i; --j) x[at(i)] = std::fma(-x[at(j)], r(i, j), x[at(i)]);
+      x[at(i)] /= r(i, i);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      for (int64_t i = 0; i < j; ++i) x[at(j)] = std::fma(-x[at(i)], r(i, j), x[at(j)]);
+      x[at(j)] /= r(j, j);
+    }
+    std::vector<float> target(at(n));  // columns ascending
+    for (int64_t i = 0; i < n; ++i) target[at(f.order[at(i)])] = static_cast<float>(x[at(i)]);
+
+    std::vector<double> steps(row.steps.begin() + begin, row.steps.begin() + begin + n);
+    double curvature = 0.0;
+    double slope = 0.0;
+    const auto measure = [&] {
+      curvature = slope = 0.0;
+      for (int64_t j = 0; j < n; ++j) {
+        double product = 0.0;
+        for (int64_t i = 0; i < n; ++i) product = std::fma(steps[at(i)], h(i, j), product);
+        curvature += product * steps[at(j)];
+        slope += wanted[at(j)] * steps[at(j)];
+      }
+    };
+    measure();
+    const auto objective = [&](double s) { return s * (s * curvature - 2.0 * slope); };
+    double best = objective(row.scales[at(g)]);
+    const double first = best;
+    float best_scale = row.scales[at(g)];
+    double best_zero = row.zeros[at(g)];
+    std::vector<double> best_steps = steps;
+
+    LayerProblem small{.module = "group", .out_features = 1, .in_features = n, .weights = target};
+    QuantizeOptions whole = options;
+    whole.group_size = n;
+    for (const bool search : {true, false}) {
+      float s = row.scales[at(g)];
+      int z = static_cast<int>(row.zeros[at(g)]);
+      if (search) choose_grid(target, options, true, h, s, z);
+      for (int time = 0; time < 2; ++time) {
+        const std::vector<uint8_t> codes = reference_gptq(small, whole, {{s}, {z}}, f);
+        for (int64_t i = 0; i < n; ++i) steps[at(i)] = codes[at(i)] - z;
+        measure();
+        const double fitted = slope / curvature;
+        if (fitted > 0.3 * static_cast<double>(s) && fitted < 3.0 * static_cast<double>(s)) {
+          s = store(static_cast<float>(fitted), options.scale_dtype);
+        }
+        if (!(objective(s) < best)) continue;
+        best = objective(s);
+        best_scale = s;
+        best_zero = z;
+        best_steps = steps;
+      }
+    }
+    if (!(best < first)) continue;
+    row.scales[at(g)] = best_scale;
+    row.zeros[at(g)] = best_zero;
+    std::copy(best_steps.begin(), best_steps.end(), row.steps.begin() + begin);
+    for (int64_t j = 0; j < row.n; ++j) {
+      double part = 0.0;
+      for (int64_t i = begin; i < begin + n; ++i) {
+        part = std::fma(row.steps[at(i)], problem.hessian->values[at(i * row.n + j)], part);
+      }
+      if (begin <= j && j < begin + n) {
+        part = std::fma(factor.damping[at(j)], row.steps[at(j)], part);
+      }
+      row.parts[at(g)][at(j)] = part;
+    }
+  }
+}
+
 }  // namespace
 
 void reference_refine(const LayerProblem& problem, const QuantizeOptions& options,
@@ -377,8 +494,16 @@ void reference_refine(const LayerProblem& problem, const QuantizeOptions& option
       for (int pass = 0; pass < options.descent_passes; ++pass) {
         reference_descent(row, problem, factor, options);
       }
+      if (round >= options.regrid_rounds) continue;
+      reference_regrid(row, problem, factor, options);
+      for (int pass = 0; pass < options.descent_passes; ++pass) {
+        reference_descent(row, problem, factor, options);
+      }
     }
-    for (int64_t g = 0; g < n_g; ++g) grid.scales[at(r * n_g + g)] = row.scales[at(g)];
+    for (int64_t g = 0; g < n_g; ++g) {
+      grid.scales[at(r * n_g + g)] = row.scales[at(g)];
+      grid.zero_points[at(r * n_g + g)] = static_cast<int>(row.zeros[at(g)]);
+    }
     for (int64_t j = 0; j < n; ++j) {
       codes[at(r * n + j)] = static_cast<uint8_t>(row.steps[at(j)] + row.zeros[at(j / row.width)]);
     }

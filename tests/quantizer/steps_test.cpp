@@ -12,6 +12,8 @@
 #include "quantizer/recipe.h"
 #include "quantizer/refine.h"
 #include "quantizer/refit.h"
+#include "quantizer/regrid.h"
+#include "quantizer/solver_kernels.h"
 #include "quantizer/target.h"
 #include "tests/calibrate/every_isa.h"
 #include "tests/quantizer/problems.h"
@@ -35,6 +37,7 @@ using test::with_every_isa;
 struct TwoStreams {
   SmallProblem problem;
   CrossProduct drift;
+  CrossProduct residual_drift;
   HessianFactor factor;
 
   TwoStreams(int64_t rows, int64_t columns, uint64_t seed, const QuantizeOptions& options)
@@ -47,6 +50,12 @@ struct TwoStreams {
         drift.values.push_back(0.05 * random.bell_at(k) * problem.hessian.values[k]);
       }
     }
+    residual_drift.n_rows = rows;
+    residual_drift.n_columns = columns;
+    for (int64_t i = 0; i < rows * columns; ++i) {
+      const double h = problem.hessian.values[static_cast<size_t>(i % (columns * columns))];
+      residual_drift.values.push_back(0.002 * random.bell_at(static_cast<uint64_t>(i) + 5000) * h);
+    }
     factor = factor_hessian(problem.hessian, options, "m");
   }
 
@@ -54,12 +63,18 @@ struct TwoStreams {
     LayerProblem view = problem.view();
     view.factor = &factor;
     view.drift = &drift;
+    view.residual_drift = &residual_drift;
     return view;
   }
 };
 
 QuantizeOptions all_steps(int64_t group_size) {
-  return {.group_size = group_size, .target_alpha = 0.5, .refit_rounds = 3, .descent_passes = 1};
+  return {.group_size = group_size,
+          .target_alpha = 0.5,
+          .residual_alpha = 0.25,
+          .refit_rounds = 3,
+          .descent_passes = 1,
+          .regrid_rounds = 2};
 }
 
 class StepShapes : public testing::TestWithParam<std::tuple<int64_t, int64_t, int64_t>> {};
@@ -72,7 +87,7 @@ TEST_P(StepShapes, TargetEqualsPlainLoopsBitForBit) {
       streams.view(), options, test::reference_factor(streams.problem.hessian, options));
 
   with_every_isa(
-      [&] { EXPECT_TRUE(bits_equal(two_stream_target(streams.view(), 0.5), expected)); });
+      [&] { EXPECT_TRUE(bits_equal(two_stream_target(streams.view(), 0.5, 0.25), expected)); });
 }
 
 TEST_P(StepShapes, AllStepsEqualPlainLoopsBitForBit) {
@@ -117,7 +132,9 @@ TEST(Target, FindsTheWeightsThatMakeTheDriftGood) {
     }
   }
 
-  const std::vector<float> target = two_stream_target(streams.view(), 1.0);
+  LayerProblem view = streams.view();
+  view.residual_drift = nullptr;
+  const std::vector<float> target = two_stream_target(view, 1.0, 1.0);
 
   for (size_t row = 0; row < 2; ++row) {
     for (size_t j = 0; j < 8; ++j) {
@@ -133,7 +150,9 @@ TEST(Target, OfNoDriftIsTheWeights) {
   TwoStreams streams(3, 16, 44, options);
   std::fill(streams.drift.values.begin(), streams.drift.values.end(), 0.0);
 
-  EXPECT_TRUE(bits_equal(two_stream_target(streams.view(), 0.5), streams.problem.weights));
+  std::fill(streams.residual_drift.values.begin(), streams.residual_drift.values.end(), 0.0);
+
+  EXPECT_TRUE(bits_equal(two_stream_target(streams.view(), 0.5, 0.5), streams.problem.weights));
 }
 
 TEST(Target, OutputDistanceIsThatOfTheDefinition) {
@@ -153,6 +172,10 @@ TEST(Target, OutputDistanceIsThatOfTheDefinition) {
             2.0 * streams.problem.weights[row * 16 + i] * streams.drift.values[i * 16 + j] * e_j;
       }
     }
+  }
+  for (size_t i = 0; i < quantized.size(); ++i) {
+    const double e = streams.problem.weights[i] - quantized[i];
+    expected += 2.0 * streams.residual_drift.values[i] * e;
   }
   expected += loss;
 
@@ -237,10 +260,58 @@ TEST(Descent, NeverRaisesTheLossAndEndsWhereNoSingleCodeHelps) {
   }
 }
 
+// S − S̃ = X̃·M makes W + M^T the exact answer for β = 1 where D is nothing.
+TEST(Target, FindsTheWeightsThatMakeTheResidualGood) {
+  QuantizeOptions options = all_steps(8);
+  options.damp_percent = 1e-12;
+  TwoStreams streams(3, 8, 50, options);
+  std::fill(streams.drift.values.begin(), streams.drift.values.end(), 0.0);
+  const auto& h = streams.problem.hessian.values;
+  for (size_t row = 0; row < 3; ++row) {  // M = 0.1 at (input `row`, output `row`): E = M^T H
+    for (size_t j = 0; j < 8; ++j) {
+      streams.residual_drift.values[row * 8 + j] = 0.1 * h[row * 8 + j];
+    }
+  }
+
+  const std::vector<float> target = two_stream_target(streams.view(), 1.0, 1.0);
+
+  for (size_t row = 0; row < 3; ++row) {
+    for (size_t j = 0; j < 8; ++j) {
+      const float expected = streams.problem.weights[row * 8 + j] + (row == j ? 0.1f : 0.0f);
+      EXPECT_NEAR(target[row * 8 + j], expected, 1e-6);
+    }
+  }
+}
+
+TEST(Regrid, LowersTheLossOfRowsByWhatItSays) {
+  const Rows rows(51);
+  RowQuadraticPack pack(rows.view, rows.grid);
+  pack.load(rows.view.weights, rows.codes, 0);
+  std::vector<double> before;
+  for (int64_t r = 0; r < 20; ++r) {
+    pack.row(r).sum_groups();
+    before.push_back(pack.row(r).loss(pack.row(r).scales));
+  }
+  double gains[kQuadraticLanes] = {};
+
+  regrid_groups(pack, group_blocks(rows.view, rows.options), rows.options, gains);
+
+  double total = 0.0;
+  for (int64_t r = 0; r < 20; ++r) {
+    pack.row(r).sum_groups();
+    const auto i = static_cast<size_t>(r);
+    EXPECT_NEAR(pack.row(r).loss(pack.row(r).scales), before[i] - gains[r], 1e-9 * before[i]);
+    EXPECT_GE(gains[r], 0.0);
+    total += gains[r];
+  }
+  EXPECT_GT(total, 0.0);
+}
+
 TEST(Refine, LossesOfStepsAddUpToThatOfTheResult) {
   Rows rows(48);
   rows.options.refit_rounds = 3;
   rows.options.descent_passes = 1;
+  rows.options.regrid_rounds = 1;
 
   const StepLosses steps =
       refine(rows.view, rows.options, rows.view.weights, rows.grid, rows.codes);
@@ -252,9 +323,11 @@ TEST(Refine, LossesOfStepsAddUpToThatOfTheResult) {
     pack.row(r).sum_groups();
     total += pack.row(r).loss(pack.row(r).scales);
   }
-  EXPECT_NEAR(steps.column_loop - steps.refit - steps.descent, total, 1e-9 * steps.column_loop);
+  EXPECT_NEAR(steps.column_loop - steps.refit - steps.descent - steps.regrid, total,
+              1e-9 * steps.column_loop);
   EXPECT_GT(steps.refit, 0.0);
   EXPECT_GT(steps.descent, 0.0);
+  EXPECT_GT(steps.regrid, 0.0);
 }
 
 TEST(Refine, DoesNotDependOnThreads) {
