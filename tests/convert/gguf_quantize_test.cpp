@@ -200,7 +200,7 @@ class QuantizeCommand : public QuantizeGguf {
 TEST_F(QuantizeCommand, WritesAMixWithAnImportanceMatrix) {
   const std::string path = folder_.file("q.gguf");
 
-  const auto result = run({bf16_, "--type", "q4_k_m", "--imatrix", imatrix_, "--out", path});
+  const auto result = run({bf16_, "--type", "Q4_K_M", "--imatrix", imatrix_, "--out", path});
 
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_THAT(result.out, HasSubstr("Q6_K"));
