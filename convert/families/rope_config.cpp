@@ -10,6 +10,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/math64.h"
+#include "convert/families/bounds.h"
 #include "convert/formats/format.h"
 
 namespace assay {
@@ -17,7 +18,6 @@ namespace {
 
 constexpr double kMaxTheta = 1e15;
 constexpr double kMaxFactor = 1e6;
-constexpr int64_t kMaxContext = int64_t{1} << 31;
 
 /// m(s, k) of yarn.
 double yarn_mscale(double factor, double k) {
