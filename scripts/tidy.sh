@@ -3,7 +3,7 @@
 # usage: scripts/tidy.sh [--deep] [--since COMMIT] [FILE...]
 # Without files: all but the tests. --deep: the tests too, and the analyzer in its slow mode.
 # --since COMMIT: only files that differ from that commit (and all, if .clang-tidy differs).
-# Sources are checked a dozen at a time (scripts/tidy_units.py); where two of them cannot stand in
+# Sources are checked a dozen at a time (scripts/join_sources.py); where two of them cannot stand in
 # one unit, each is checked alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ if [ "${1:-}" = --deep ]; then
   shift
 fi
 if [ "${1:-}" = --since ]; then
-  if git diff --quiet "$2" -- .clang-tidy scripts/tidy.sh scripts/tidy_units.py; then
+  if git diff --quiet "$2" -- .clang-tidy scripts/tidy.sh scripts/join_sources.py; then
     mapfile -t files < <(git diff --name-only --diff-filter=d "$2" -- "${patterns[@]}")
     [ ${#files[@]} -gt 0 ] || { echo "tidy: no source differs from $2"; exit 0; }
   fi
@@ -32,7 +32,7 @@ build=build/tidy
 cmake --preset tidy >/dev/null
 cmake --build "$build" --target assay_git_id >/dev/null  # a header that is made
 rm -rf "$build/units"
-python3 scripts/tidy_units.py "$build/compile_commands.json" "$build/units" "${files[@]}" \
+python3 scripts/join_sources.py units 12 "$build/compile_commands.json" "$build/units" "${files[@]}" \
   >"$build/units.txt"
 
 # check UNIT SOURCE...
