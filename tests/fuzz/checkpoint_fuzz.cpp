@@ -14,7 +14,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const auto checkpoint = Checkpoint::open(memory.path());
     for (const TensorEntry& entry : checkpoint->tensors()) {
       if (entry.shape.size() == 1) {
-        fuzz::touch(std::as_bytes(std::span(checkpoint->vector(entry.role, entry.layer))));
+        const std::vector<float> vector = checkpoint->vector(entry.role, entry.layer);
+        fuzz::touch(std::as_bytes(std::span(vector)));
         continue;
       }
       const CheckpointMatrix matrix = checkpoint->matrix(entry.role, entry.layer);
