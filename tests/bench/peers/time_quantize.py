@@ -33,7 +33,8 @@ def runners(options):
 
     def assay():
         words = [options.assay, "quantize", options.model, "--calibration", options.calibration,
-                 "--out", options.work / "assay", "--threads", threads, "--quiet", "--force", *most]
+                 "--out", options.work / "assay", "--threads", threads, "--quiet", "--force", *most,
+                 *options.recipe.split()]
         expected = dry_run_mib(measure.run([*words, "--dry-run"])["stdout"])
         row = measure.run(words)
         return {**row, "quantize_cpu_s": row["cpu_s"], "dry_run_mib": expected}
@@ -62,6 +63,8 @@ def main():
     parser.add_argument("--calibration", type=path, required=True, help="ids, .npy (windows, length)")
     parser.add_argument("--python-llmcompressor", type=path)
     parser.add_argument("--python-gptqmodel", type=path)
+    parser.add_argument("--recipe", default="--recipe plain --scales grid", help="options of "
+                        "assay quantize; by default the steps that the peers take")
     parser.add_argument("--windows", type=int, default=128, help="of ours; peers take all")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
