@@ -29,7 +29,8 @@ std::string make_folder() {
 
 }  // namespace
 
-/// An index is accepted only if it names exactly a, b and c in their files.
+/// An index is accepted only if it names all tensors of each file that it names, and no others.
+/// (Whether these are all that a model needs is for Checkpoint to say.)
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace assay;
   static const std::string folder = make_folder();
@@ -37,7 +38,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       .write(reinterpret_cast<const char*>(data), static_cast<std::streamsize>(size));
   try {
     const SafetensorsModel model = SafetensorsModel::open(folder);
-    fuzz::require(model.names() == std::vector<std::string>{"a", "b", "c"});
+    const std::vector<std::string> names = model.names();
+    fuzz::require(names == std::vector<std::string>{"a", "b", "c"} ||
+                  names == std::vector<std::string>{"a", "b"} ||
+                  names == std::vector<std::string>{"c"});
     for (const std::string& name : model.names()) fuzz::touch(model.find(name)->view.bytes);
   } catch (const FormatError&) {
   }
