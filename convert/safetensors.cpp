@@ -222,6 +222,7 @@ WeightMap read_index(const std::string& path) {
     }
     out.emplace(tensor, shard.as_string());
   }
+  if (out.empty()) throw FormatError(path + ": \"weight_map\" names no tensor");
   return out;
 }
 

@@ -429,8 +429,9 @@ TEST_F(ShardedModel, RefusesATensorInAnotherFileThanTheIndexSays) {
 }
 
 TEST_F(ShardedModel, RefusesAnIndexOfTheWrongShape) {
-  for (const std::string text : {"{}", R"({"weight_map":[]})", R"({"weight_map":{"a":1}})", "[]",
-                                 "", R"({"weight_map":{"a":"x","a":"y"}})"}) {
+  for (const std::string text :
+       {"{}", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":1}})", "[]", "",
+        R"({"weight_map":{"a":"x","a":"y"}})"}) {
     folder_.write("model.safetensors.index.json", text);
     expect_refused("index.json: ");
   }
