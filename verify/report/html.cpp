@@ -28,6 +28,7 @@ table { border-collapse: collapse; width: 100%; font-size: 0.87rem; }
 th, td { padding: 0.25rem 0.6rem; border-bottom: 1px solid var(--line); text-align: left;
   vertical-align: top; white-space: pre-line; overflow-wrap: anywhere; }
 th { background: var(--head); position: sticky; top: 0; white-space: nowrap; }
+td:first-child { overflow-wrap: break-word; } /* names are short and stay whole */
 .sortable th { cursor: pointer; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .verdict { font-weight: 600; } .equal { color: var(--good); } .different { color: var(--bad); }
