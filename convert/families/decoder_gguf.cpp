@@ -196,13 +196,25 @@ ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& famil
   ModelSpec spec = read_decoder_sizes_gguf(integers, family);
   LayerSpec layer;
   layer.attention = read_heads_gguf(integers, spec.hidden_size);
+  const GgufFile& file = integers.file();
+  const int64_t rotary_dims =
+      integers.find("rope.dimension_count", 1, kMaxHeadDim).value_or(layer.attention.head_dim);
+  if (rotary_dims != layer.attention.head_dim) {
+    throw UnsupportedError(
+        fmt::format("{}: \"{}rope.dimension_count\" is {}; only the head size {} is supported",
+                    file.path(), integers.prefix(), rotary_dims, layer.attention.head_dim));
+  }
   const std::string architecture = integers.prefix().substr(0, integers.prefix().size() - 1);
   layer.attention.rope =
-      read_rope_gguf(integers.file(), architecture, layer.attention.head_dim, spec.context_length);
+      read_rope_gguf(file, architecture, layer.attention.head_dim, spec.context_length);
+  layer.attention.qkv_bias = file.find("blk.0.attn_q.bias") != nullptr;
+  layer.attention.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
   layer.mlp.intermediate_size = integers.read("feed_forward_length", 1, kMaxIntermediate);
   spec.layers.assign(static_cast<size_t>(read_layer_count_gguf(integers)), layer);
   return spec;
 }
+
+std::vector<GgufExtraTensor> no_gguf_extras(const ModelSpec&) { return {}; }
 
 std::string gguf_window_warning(const ModelSpec& spec) {
   std::optional<int64_t> least;

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/families/family.h"
 #include "convert/gguf.h"
 #include "convert/model_spec.h"
 
@@ -73,8 +74,11 @@ class GgufKeys {
 /// Metadata of a dense decoder whose layers are alike, rotated in halves (NEOX).
 void write_dense_gguf(const ModelSpec& spec, std::string_view architecture, uint32_t file_type,
                       GgufMetadata& metadata);
-/// And back; biases and norms of q and k are the family's to add.
+/// And back, with the biases of attention that the file has; other biases and the norms of q and k
+/// are the family's to add.
 ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& family);
+/// Family::gguf_extra_tensors of architectures without any.
+std::vector<GgufExtraTensor> no_gguf_extras(const ModelSpec& spec);
 /// Family::gguf_warning of architectures without a key for the sliding window.
 std::string gguf_window_warning(const ModelSpec& spec);
 

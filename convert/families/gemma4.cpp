@@ -141,8 +141,6 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
     table.begin_layer(static_cast<int>(i));
     table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", hidden);
     table.add_attention(attention);
-    table.add_norm(Role::kQNorm, "self_attn.q_norm", "attn_q_norm", attention.head_dim);
-    table.add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", attention.head_dim);
     table.add_norm(Role::kAttentionOutputNorm, "post_attention_layernorm", "post_attention_norm",
                    hidden);
     table.add_norm(Role::kMlpNorm, "pre_feedforward_layernorm", "ffn_norm", hidden);
@@ -153,8 +151,6 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
   table.add_output();
   return table.take();
 }
-
-bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
 
 std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec& spec) {
   for (const LayerSpec& layer : spec.layers) {
@@ -330,7 +326,7 @@ const Family kGemma4Family = {
     .write_gguf_metadata = write_gguf_metadata,
     .gguf_extra_tensors = gguf_extra_tensors,
     .gguf_warning = gguf_warning,
-    .ignores_tensor = ignores_tensor,
+    .ignores_tensor = is_rotary_cache,
 };
 
 }  // namespace assay

@@ -1,7 +1,4 @@
 // Llama 2 and 3, Mistral, SmolLM2: architectures.md §2.
-#include <fmt/format.h>
-
-#include "convert/core/error.h"
 #include "convert/families/bounds.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
@@ -49,22 +46,7 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
 // ---------------------------------------------------------------------------------------------
 
 std::vector<TensorEntry> tensors(const ModelSpec& spec) {
-  TensorTable table(spec);
-  table.add_embedding();
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    const LayerSpec& layer = spec.layers[i];
-    table.begin_layer(static_cast<int>(i));
-    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", spec.hidden_size);
-    table.add_attention(layer.attention, GgufTransform::kInterleaveRope);
-    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "ffn_norm", spec.hidden_size);
-    table.add_mlp(layer.mlp);
-  }
-  table.add_output();
-  return table.take();
-}
-
-bool ignores_tensor(std::string_view hf_name) {
-  return hf_name.starts_with("model.layers.") && hf_name.ends_with(".rotary_emb.inv_freq");
+  return dense_tensors(spec, GgufTransform::kInterleaveRope);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -79,50 +61,17 @@ std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec& spec) {
 
 void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
                          GgufMetadata& metadata) {
-  const LayerSpec& layer = spec.layers.front();
-  const AttentionSpec& attention = layer.attention;
+  write_dense_gguf(spec, kArchitecture, file_type, metadata);
   GgufKeys keys(std::string(kArchitecture), metadata);
-  keys.count("block_count", static_cast<int64_t>(spec.layers.size()));
-  keys.count("context_length", spec.context_length);
-  keys.count("embedding_length", spec.hidden_size);
-  keys.count("feed_forward_length", layer.mlp.intermediate_size);
-  keys.count("attention.head_count", attention.n_heads);
-  keys.count("attention.head_count_kv", attention.n_kv_heads);
-  write_rope_scaling_gguf(attention.rope, kArchitecture, metadata);
-  keys.number("rope.freq_base", attention.rope.theta);
-  keys.number("attention.layer_norm_rms_epsilon", spec.rms_norm_eps);
-  keys.count("attention.key_length", attention.head_dim);
-  keys.count("attention.value_length", attention.head_dim);
-  metadata.set("general.file_type", file_type);
   keys.count("vocab_size", spec.vocab_size);
-  keys.count("rope.dimension_count", attention.rope.rotary_dims);
-}
-
-AttentionSpec read_attention_gguf(const GgufIntegers& integers, const ModelSpec& spec) {
-  const GgufFile& file = integers.file();
-  AttentionSpec attention = read_heads_gguf(integers, spec.hidden_size);
-  const int64_t rotary_dims =
-      integers.find("rope.dimension_count", 1, kMaxHeadDim).value_or(attention.head_dim);
-  if (rotary_dims != attention.head_dim) {
-    throw UnsupportedError(
-        fmt::format("{}: \"{}.rope.dimension_count\" is {}; only the head size {} is supported",
-                    file.path(), kArchitecture, rotary_dims, attention.head_dim));
-  }
-  attention.rope = read_rope_gguf(file, kArchitecture, attention.head_dim, spec.context_length);
-  attention.qkv_bias = file.find("blk.0.attn_q.bias") != nullptr;
-  attention.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
-  return attention;
+  keys.count("rope.dimension_count", spec.layers.front().attention.rope.rotary_dims);
 }
 
 ModelSpec read_gguf(const GgufFile& file) {
   const GgufIntegers integers(file, std::string(kArchitecture));
-  refuse_keys_gguf(integers, {"expert_count", "attention.sliding_window"});
-  ModelSpec spec = read_decoder_sizes_gguf(integers, "llama");
-  LayerSpec layer;
-  layer.attention = read_attention_gguf(integers, spec);
-  layer.mlp.intermediate_size = integers.read("feed_forward_length", 1, kMaxIntermediate);
-  layer.mlp.bias = file.find("blk.0.ffn_gate.bias") != nullptr;
-  spec.layers.assign(static_cast<size_t>(read_layer_count_gguf(integers)), layer);
+  ModelSpec spec = read_dense_gguf(integers, "llama");
+  const bool mlp_bias = file.find("blk.0.ffn_gate.bias") != nullptr;
+  for (LayerSpec& layer : spec.layers) layer.mlp.bias = mlp_bias;
   return spec;
 }
 
@@ -139,7 +88,7 @@ const Family kLlamaFamily = {
     .write_gguf_metadata = write_gguf_metadata,
     .gguf_extra_tensors = gguf_extra_tensors,
     .gguf_warning = gguf_window_warning,
-    .ignores_tensor = ignores_tensor,
+    .ignores_tensor = is_rotary_cache,
 };
 
 }  // namespace assay

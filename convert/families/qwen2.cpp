@@ -1,7 +1,4 @@
 // Qwen2 and Qwen2.5, dense: architectures.md §3.
-#include <fmt/format.h>
-
-#include "convert/core/error.h"
 #include "convert/families/bounds.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
@@ -32,28 +29,12 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
   return spec;
 }
 
-std::vector<TensorEntry> tensors(const ModelSpec& spec) {
-  TensorTable table(spec);
-  table.add_embedding();
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    table.begin_layer(static_cast<int>(i));
-    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", spec.hidden_size);
-    table.add_attention(spec.layers[i].attention);
-    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "ffn_norm", spec.hidden_size);
-    table.add_mlp(spec.layers[i].mlp);
-  }
-  table.add_output();
-  return table.take();
-}
-
-bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
+std::vector<TensorEntry> tensors(const ModelSpec& spec) { return dense_tensors(spec); }
 
 void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
                          GgufMetadata& metadata) {
   write_dense_gguf(spec, kArchitecture, file_type, metadata);
 }
-
-std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec&) { return {}; }
 
 ModelSpec read_gguf(const GgufFile& file) {
   const GgufIntegers integers(file, std::string(kArchitecture));
@@ -73,9 +54,9 @@ const Family kQwen2Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
-    .gguf_extra_tensors = gguf_extra_tensors,
+    .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = gguf_window_warning,
-    .ignores_tensor = ignores_tensor,
+    .ignores_tensor = is_rotary_cache,
 };
 
 }  // namespace assay

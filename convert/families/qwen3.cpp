@@ -1,7 +1,4 @@
 // Qwen3, dense: architectures.md §4.1.
-#include <fmt/format.h>
-
-#include "convert/core/error.h"
 #include "convert/families/bounds.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
@@ -32,40 +29,17 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
   return spec;
 }
 
-std::vector<TensorEntry> tensors(const ModelSpec& spec) {
-  TensorTable table(spec);
-  table.add_embedding();
-  for (size_t i = 0; i < spec.layers.size(); ++i) {
-    const AttentionSpec& attention = spec.layers[i].attention;
-    table.begin_layer(static_cast<int>(i));
-    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", spec.hidden_size);
-    table.add_attention(attention);
-    table.add_norm(Role::kQNorm, "self_attn.q_norm", "attn_q_norm", attention.head_dim);
-    table.add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", attention.head_dim);
-    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "ffn_norm", spec.hidden_size);
-    table.add_mlp(spec.layers[i].mlp);
-  }
-  table.add_output();
-  return table.take();
-}
-
-bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
+std::vector<TensorEntry> tensors(const ModelSpec& spec) { return dense_tensors(spec); }
 
 void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
                          GgufMetadata& metadata) {
   write_dense_gguf(spec, kArchitecture, file_type, metadata);
 }
 
-std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec&) { return {}; }
-
 ModelSpec read_gguf(const GgufFile& file) {
   const GgufIntegers integers(file, std::string(kArchitecture));
   ModelSpec spec = read_dense_gguf(integers, "qwen3");
-  for (LayerSpec& layer : spec.layers) {
-    layer.attention.qk_norm = true;
-    layer.attention.qkv_bias = file.find("blk.0.attn_q.bias") != nullptr;
-    layer.attention.o_bias = file.find("blk.0.attn_output.bias") != nullptr;
-  }
+  for (LayerSpec& layer : spec.layers) layer.attention.qk_norm = true;
   return spec;
 }
 
@@ -80,9 +54,9 @@ const Family kQwen3Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
-    .gguf_extra_tensors = gguf_extra_tensors,
+    .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = gguf_window_warning,
-    .ignores_tensor = ignores_tensor,
+    .ignores_tensor = is_rotary_cache,
 };
 
 }  // namespace assay

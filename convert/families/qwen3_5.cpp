@@ -104,9 +104,7 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
     if (layer.delta_net) {
       add_delta_net(*layer.delta_net, hidden, table);
     } else {
-      table.add_attention(attention);
-      table.add_norm(Role::kQNorm, "self_attn.q_norm", "attn_q_norm", attention.head_dim, kAddOne);
-      table.add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", attention.head_dim, kAddOne);
+      table.add_attention(attention, GgufTransform::kNone, kAddOne);
     }
     table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "post_attention_norm", hidden,
                    kAddOne);
@@ -115,8 +113,6 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
   table.add_output(kAddOne);
   return table.take();
 }
-
-bool ignores_tensor(std::string_view hf_name) { return hf_name.ends_with(".rotary_emb.inv_freq"); }
 
 /// Key and value heads pair up in another order in GGUF unless one of the counts makes both orders
 /// the same (architectures.md §7.8, transform 1).
@@ -175,8 +171,6 @@ void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t fil
   keys.count("full_attention_interval", interval);
   keys.count("rope.dimension_count", attention->rope.rotary_dims);
 }
-
-std::vector<GgufExtraTensor> gguf_extra_tensors(const ModelSpec&) { return {}; }
 
 DeltaNetSpec read_delta_net_gguf(const GgufIntegers& integers) {
   DeltaNetSpec spec;
@@ -242,9 +236,9 @@ const Family kQwen35Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
-    .gguf_extra_tensors = gguf_extra_tensors,
+    .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = gguf_warning,
-    .ignores_tensor = ignores_tensor,
+    .ignores_tensor = is_rotary_cache,
 };
 
 }  // namespace assay

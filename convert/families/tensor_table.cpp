@@ -62,7 +62,7 @@ void TensorTable::add_projection(Role role, Role bias_role, const std::string& h
   entry.n_heads = n_heads;
 }
 
-void TensorTable::add_attention(const AttentionSpec& spec, GgufTransform rope) {
+void TensorTable::add_attention(const AttentionSpec& spec, GgufTransform rope, GgufTransform norm) {
   const int64_t hidden = spec_.hidden_size;
   const int64_t q_columns = int64_t{spec.n_heads} * spec.head_dim;
   const int64_t kv_rows = int64_t{spec.n_kv_heads} * spec.head_dim;
@@ -77,6 +77,9 @@ void TensorTable::add_attention(const AttentionSpec& spec, GgufTransform rope) {
   }
   add_projection(Role::kOProj, Role::kOBias, "self_attn.o_proj", "attn_output", hidden, q_columns,
                  spec.o_bias, GgufTransform::kNone, 0);
+  if (!spec.qk_norm) return;
+  add_norm(Role::kQNorm, "self_attn.q_norm", "attn_q_norm", spec.head_dim, norm);
+  add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", spec.head_dim, norm);
 }
 
 void TensorTable::add_mlp(const MlpSpec& spec) {
@@ -88,6 +91,24 @@ void TensorTable::add_mlp(const MlpSpec& spec) {
                  GgufTransform::kNone, 0);
   add_projection(Role::kDownProj, Role::kDownBias, "mlp.down_proj", "ffn_down", hidden, inner,
                  spec.bias, GgufTransform::kNone, 0);
+}
+
+std::vector<TensorEntry> dense_tensors(const ModelSpec& spec, GgufTransform rope) {
+  TensorTable table(spec);
+  table.add_embedding();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    table.begin_layer(static_cast<int>(i));
+    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", spec.hidden_size);
+    table.add_attention(spec.layers[i].attention, rope);
+    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "ffn_norm", spec.hidden_size);
+    table.add_mlp(spec.layers[i].mlp);
+  }
+  table.add_output();
+  return table.take();
+}
+
+bool is_rotary_cache(std::string_view hf_name) {
+  return hf_name.starts_with("model.layers.") && hf_name.ends_with(".rotary_emb.inv_freq");
 }
 
 }  // namespace assay

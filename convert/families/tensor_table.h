@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "convert/families/family.h"
@@ -29,8 +30,10 @@ class TensorTable {
   TensorEntry& add(Role role, const std::string& hf_name, const std::string& gguf_name,
                    Shape shape);
 
-  /// q, k, v, o with their biases, as the spec has them. `rope` is the transform of q and k.
-  void add_attention(const AttentionSpec& spec, GgufTransform rope = GgufTransform::kNone);
+  /// q, k, v, o with their biases, then the norms of q and k, as the spec has them. `rope` is the
+  /// transform of q and k, `norm` that of their norms.
+  void add_attention(const AttentionSpec& spec, GgufTransform rope = GgufTransform::kNone,
+                     GgufTransform norm = GgufTransform::kNone);
   /// gate, up, down with their biases.
   void add_mlp(const MlpSpec& spec);
 
@@ -47,5 +50,12 @@ class TensorTable {
   std::string hf_prefix_ = "model.";
   std::string gguf_prefix_;
 };
+
+/// Family::tensors of decoders whose layers are attention and MLP with one norm before each.
+std::vector<TensorEntry> dense_tensors(const ModelSpec& spec,
+                                       GgufTransform rope = GgufTransform::kNone);
+
+/// Family::ignores_tensor of models whose old files hold caches of the rotary embedding.
+bool is_rotary_cache(std::string_view hf_name);
 
 }  // namespace assay
