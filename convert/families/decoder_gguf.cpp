@@ -140,13 +140,12 @@ AttentionSpec read_heads_gguf(const GgufIntegers& integers, int64_t hidden_size)
   return attention;
 }
 
-double read_number_gguf(const GgufIntegers& integers, const std::string& name, double minimum,
+double read_number_gguf(const GgufFile& file, const std::string& key, double minimum,
                         double maximum, double fallback) {
-  const std::string key = integers.prefix() + name;
-  const double value = integers.file().metadata().number(key).value_or(fallback);
+  const double value = file.metadata().number(key).value_or(fallback);
   if (!(value >= minimum && value <= maximum)) {
-    throw FormatError(fmt::format("{}: \"{}\" is {}; expected a number from {} to {}",
-                                  integers.file().path(), key, value, minimum, maximum));
+    throw FormatError(fmt::format("{}: \"{}\" is {}; expected a number from {} to {}", file.path(),
+                                  key, value, minimum, maximum));
   }
   return value;
 }

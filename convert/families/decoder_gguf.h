@@ -42,8 +42,8 @@ ModelSpec read_decoder_sizes_gguf(const GgufIntegers& integers, const std::strin
 int64_t read_layer_count_gguf(const GgufIntegers& integers);
 /// head_count, head_count_kv, key_length; value_length must equal it. Scale 1/sqrt(head_dim).
 AttentionSpec read_heads_gguf(const GgufIntegers& integers, int64_t hidden_size);
-/// A number in [minimum, maximum], or the fallback.
-double read_number_gguf(const GgufIntegers& integers, const std::string& name, double minimum,
+/// The number of a key given in full, in [minimum, maximum], or the fallback.
+double read_number_gguf(const GgufFile& file, const std::string& key, double minimum,
                         double maximum, double fallback);
 /// An array of booleans with one element per layer. FormatError if it is missing or another thing.
 std::vector<bool> read_layer_flags_gguf(const GgufIntegers& integers, const std::string& name,

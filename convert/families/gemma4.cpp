@@ -11,7 +11,6 @@
 #include "convert/families/family.h"
 #include "convert/families/rope_config.h"
 #include "convert/families/tensor_table.h"
-#include "convert/formats/format.h"
 
 namespace assay {
 namespace {
@@ -227,19 +226,9 @@ std::vector<int64_t> kv_heads_gguf(const GgufIntegers& integers, int64_t n_layer
 
 /// How many leading pairs the extra tensor leaves as they are; the others must not be rotated.
 int rotated_pairs_gguf(const GgufFile& file, int head_dim) {
-  const GgufTensor* tensor = file.find("rope_freqs.weight");
-  if (tensor == nullptr) return head_dim / 2;
-  if (tensor->shape != Shape{head_dim / 2}) {
-    throw FormatError(fmt::format("{}: \"{}\" has shape {}, expected [{}]", file.path(),
-                                  tensor->name, to_string(tensor->shape), head_dim / 2));
-  }
-  std::vector<float> factors(static_cast<size_t>(head_dim / 2));
-  tensor->format->decode_row({.format = tensor->format,
-                              .rows = 1,
-                              .columns = head_dim / 2,
-                              .group_size = 0,
-                              .data = tensor->bytes},
-                             0, factors);
+  const std::optional<std::vector<float>> found = read_frequency_factors_gguf(file, head_dim);
+  if (!found) return head_dim / 2;
+  const std::vector<float>& factors = *found;
   const auto end = std::find_if(factors.begin(), factors.end(), [](float f) { return f != 1.0f; });
   if (std::any_of(end, factors.end(), [](float f) { return !(f >= 1e29f); })) {
     throw UnsupportedError(file.path() +
@@ -265,8 +254,8 @@ AttentionSpec read_attention_gguf(const GgufIntegers& integers, const ModelSpec&
   attention.scale = 1.0;
   attention.qk_norm = attention.v_norm = true;
   attention.rope.rotary_dims = attention.head_dim;
-  attention.rope.theta =
-      read_number_gguf(integers, "rope.freq_base" + suffix, 1e-6, 1e15, suffix.empty() ? 1e6 : 1e4);
+  attention.rope.theta = read_number_gguf(file, integers.prefix() + "rope.freq_base" + suffix, 1e-6,
+                                          1e15, suffix.empty() ? 1e6 : 1e4);
   if (!suffix.empty()) {
     attention.sliding_window = integers.read("attention.sliding_window", 1, spec.context_length);
     return attention;
@@ -282,7 +271,8 @@ ModelSpec read_gguf(const GgufFile& file) {
       integers, {"expert_count", "attention.shared_kv_layers", "embedding_length_per_layer_input"});
   ModelSpec spec = read_decoder_sizes_gguf(integers, "gemma4");
   spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
-  const double softcap = read_number_gguf(integers, "final_logit_softcapping", 0.0, 1e6, 0.0);
+  const double softcap =
+      read_number_gguf(file, integers.prefix() + "final_logit_softcapping", 0.0, 1e6, 0.0);
   if (softcap > 0.0) spec.final_softcap = softcap;
   const int64_t n_layers = read_layer_count_gguf(integers);
   const AttentionSpec full = read_attention_gguf(integers, spec, "");

@@ -11,6 +11,7 @@
 #include "convert/core/error.h"
 #include "convert/core/math64.h"
 #include "convert/families/bounds.h"
+#include "convert/families/decoder_gguf.h"
 #include "convert/formats/format.h"
 
 namespace assay {
@@ -278,8 +279,13 @@ RopeSpec recover_llama3(RopeSpec rope, const std::vector<float>& factors,
                          "scaling; other frequency factors are not supported");
 }
 
-std::vector<float> frequency_factors_of(const GgufFile& file, const GgufTensor& tensor,
-                                        int rotary_dims) {
+}  // namespace
+
+std::optional<std::vector<float>> read_frequency_factors_gguf(const GgufFile& file,
+                                                              int rotary_dims) {
+  const GgufTensor* found = file.find("rope_freqs.weight");
+  if (found == nullptr) return std::nullopt;
+  const GgufTensor& tensor = *found;
   if (tensor.shape != Shape{rotary_dims / 2}) {
     throw FormatError(fmt::format("{}: \"{}\" has shape {}, expected [{}]", file.path(),
                                   tensor.name, to_string(tensor.shape), rotary_dims / 2));
@@ -297,46 +303,34 @@ std::vector<float> frequency_factors_of(const GgufFile& file, const GgufTensor& 
   return values;
 }
 
-/// A number of the metadata in [minimum, maximum], or the fallback.
-double number_or(const GgufFile& file, const std::string& key, double minimum, double maximum,
-                 double fallback) {
-  const double value = file.metadata().number(key).value_or(fallback);
-  if (!(value >= minimum && value <= maximum)) {
-    throw FormatError(fmt::format("{}: \"{}\" is {}; expected a number from {} to {}", file.path(),
-                                  key, value, minimum, maximum));
-  }
-  return value;
-}
-
-}  // namespace
-
 RopeSpec read_rope_gguf(const GgufFile& file, std::string_view architecture, int rotary_dims,
                         int64_t context_length) {
   const std::string prefix = std::string(architecture) + ".rope.";
   const std::string scaling = prefix + "scaling.";
   RopeSpec rope;
   rope.rotary_dims = rotary_dims;
-  rope.theta = number_or(file, prefix + "freq_base", 1e-6, kMaxTheta, 10000.0);
+  rope.theta = read_number_gguf(file, prefix + "freq_base", 1e-6, kMaxTheta, 10000.0);
 
-  const double old_linear_factor = number_or(file, prefix + "scale_linear", 0.0, kMaxFactor, 1.0);
+  const double old_linear_factor =
+      read_number_gguf(file, prefix + "scale_linear", 0.0, kMaxFactor, 1.0);
   const std::string type =
       file.metadata()
           .string(scaling + "type")
           .value_or(old_linear_factor != 1.0 && old_linear_factor != 0.0 ? "linear" : "none");
   if (type == "linear") {
     rope.kind = RopeSpec::Kind::kLinear;
-    rope.factor = number_or(file, scaling + "factor", 1e-6, kMaxFactor, old_linear_factor);
+    rope.factor = read_number_gguf(file, scaling + "factor", 1e-6, kMaxFactor, old_linear_factor);
   } else if (type == "yarn") {
     rope.kind = RopeSpec::Kind::kYarn;
-    rope.factor = number_or(file, scaling + "factor", 1.0, kMaxFactor, 1.0);
+    rope.factor = read_number_gguf(file, scaling + "factor", 1.0, kMaxFactor, 1.0);
     rope.original_context = static_cast<int64_t>(
-        number_or(file, scaling + "original_context_length", 1.0, static_cast<double>(kMaxContext),
-                  static_cast<double>(context_length)));
-    rope.beta_fast = number_or(file, scaling + "yarn_beta_fast", 1e-6, kMaxFactor, 32.0);
-    rope.beta_slow = number_or(file, scaling + "yarn_beta_slow", 1e-6, kMaxFactor, 1.0);
+        read_number_gguf(file, scaling + "original_context_length", 1.0,
+                         static_cast<double>(kMaxContext), static_cast<double>(context_length)));
+    rope.beta_fast = read_number_gguf(file, scaling + "yarn_beta_fast", 1e-6, kMaxFactor, 32.0);
+    rope.beta_slow = read_number_gguf(file, scaling + "yarn_beta_slow", 1e-6, kMaxFactor, 1.0);
     rope.attention_factor = default_yarn_attention_factor(rope.factor);
     for (const char* key : {"yarn_ext_factor", "yarn_attn_factor", "attn_factor"}) {
-      if (number_or(file, scaling + key, -kMaxFactor, kMaxFactor, 1.0) != 1.0) {
+      if (read_number_gguf(file, scaling + key, -kMaxFactor, kMaxFactor, 1.0) != 1.0) {
         throw UnsupportedError(
             fmt::format("{}: \"{}{}\" other than 1 is not supported", file.path(), scaling, key));
       }
@@ -347,13 +341,13 @@ RopeSpec read_rope_gguf(const GgufFile& file, std::string_view architecture, int
                     file.path(), type));
   }
 
-  const GgufTensor* factors = file.find("rope_freqs.weight");
-  if (factors == nullptr) return rope;
+  const std::optional<std::vector<float>> factors = read_frequency_factors_gguf(file, rotary_dims);
+  if (!factors) return rope;
   if (rope.kind != RopeSpec::Kind::kDefault) {
     throw UnsupportedError(file.path() +
                            ": \"rope_freqs.weight\" together with rope scaling is not supported");
   }
-  return recover_llama3(rope, frequency_factors_of(file, *factors, rotary_dims), file.path());
+  return recover_llama3(rope, *factors, file.path());
 }
 
 }  // namespace assay

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,10 @@ void write_rope_scaling_gguf(const RopeSpec& rope, std::string_view architecture
 /// the folder that it came from. UnsupportedError if there are none.
 RopeSpec read_rope_gguf(const GgufFile& file, std::string_view architecture, int rotary_dims,
                         int64_t context_length);
+
+/// The tensor `rope_freqs.weight`, (rotary_dims/2) positive numbers; empty if the file has none.
+std::optional<std::vector<float>> read_frequency_factors_gguf(const GgufFile& file,
+                                                              int rotary_dims);
 
 /// The factors by which GGUF divides the angles of llama3 scaling, (rotary_dims/2).
 /// Source: formats.md, Corrections, §9.
