@@ -93,6 +93,34 @@ void drop_greedy_without_room(int64_t room, int64_t n_new_tokens, TokenPlan& pla
   });
 }
 
+/// What the models are fed, and what room that takes.
+struct Work {
+  TokenPlan plan;
+  int64_t n_new_tokens = 0;
+  ExecutorOptions executor;
+};
+
+Work plan_work(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  Work work;
+  const int64_t room = std::min(most_positions(a), most_positions(b));
+  work.n_new_tokens = greedy_tokens(a, b, options);
+  work.plan = plan_tokens(a, b, options.tokens, room);
+  drop_greedy_without_room(room, work.n_new_tokens, work.plan);
+  work.executor.kv_type = choose_kv_type(a, b, options);
+  work.executor.n_sequences = options.self_equality ? kSelfEqualitySequences : 1;
+  work.executor.context = std::min(room, needed_context(work.plan, work.n_new_tokens));
+  return work;
+}
+
+std::string describe_prompts(const TokenPlan& plan) {
+  return fmt::format("{} prompts, {}", plan.prompts.size(), plan.prompts_source);
+}
+
+std::string different_vocabularies(const Side& a, const Side& b) {
+  return fmt::format("{} tokens against {}: logits cannot be compared", a.vocab_size(),
+                     b.vocab_size());
+}
+
 void load_models(Side& a, Side& b, const ExecutorOptions& executor,
                  const std::string& device_name) {
   const bool needed =
@@ -202,29 +230,22 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
     Check check;
     check.name = "vocabulary";
     check.outcome = Outcome::kDifferent;
-    check.summary = fmt::format("{} tokens against {}: logits cannot be compared", a.vocab_size(),
-                                b.vocab_size());
+    check.summary = different_vocabularies(a, b);
     report.checks.push_back(std::move(check));
     report.side_a = a.to_json();
     report.side_b = b.to_json();
     return report;
   }
 
-  const int64_t room = std::min(most_positions(a), most_positions(b));
-  const int64_t n_new_tokens = greedy_tokens(a, b, options);
-  TokenPlan plan = plan_tokens(a, b, options.tokens, room);
-  drop_greedy_without_room(room, n_new_tokens, plan);
-  ExecutorOptions executor;
-  executor.kv_type = kv_type;
-  executor.n_sequences = options.self_equality ? kSelfEqualitySequences : 1;
-  executor.context = std::min(room, needed_context(plan, n_new_tokens));
-  WorkMeter meter(progress, total_cost(plan, n_new_tokens, options));
+  const Work work = plan_work(a, b, options);
+  const TokenPlan& plan = work.plan;
+  WorkMeter meter(progress, total_cost(plan, work.n_new_tokens, options));
   meter.begin("loading", kLoadCost);
-  load_models(a, b, executor, options.device);
+  load_models(a, b, work.executor, options.device);
 
   report.side_a = a.to_json();
   report.side_b = b.to_json();
-  report.prompts = fmt::format("{} prompts, {}", plan.prompts.size(), plan.prompts_source);
+  report.prompts = describe_prompts(plan);
   if (plan.windows) report.windows = plan.windows->describe();
   for (const Side* side : {&a, &b}) {
     if (!side->checkpoint()) continue;
@@ -233,8 +254,58 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
     }
   }
   report.notes.insert(report.notes.end(), plan.notes.begin(), plan.notes.end());
-  run_checks(a, b, plan, n_new_tokens, options, meter, report);
+  run_checks(a, b, plan, work.n_new_tokens, options, meter, report);
   return report;
+}
+
+uint64_t EquivalencePlan::memory_bytes() const {
+  uint64_t total = 0;
+  for (const LedgerItem& item : memory) total += item.bytes;
+  return total;
+}
+
+EquivalencePlan plan_equivalence(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  if (a.vocab_size() != b.vocab_size()) throw UnsupportedError(different_vocabularies(a, b));
+  const Work work = plan_work(a, b, options);
+  EquivalencePlan plan;
+  plan.side_a = a.to_json();
+  plan.side_b = b.to_json();
+  plan.kv_type = std::string(kv_type_name(work.executor.kv_type));
+  plan.prompts = describe_prompts(work.plan);
+  if (work.plan.windows) plan.windows = work.plan.windows->describe();
+  plan.notes = work.plan.notes;
+  plan.context = work.executor.context;
+
+  if (options.weights && a.checkpoint() && b.checkpoint()) plan.checks.push_back("weights");
+  if (options.logits) {
+    plan.checks.push_back("logits");
+    for (const ReferencePrompt& prompt : work.plan.prompts) {
+      plan.n_tokens += static_cast<int64_t>(prompt.token_ids.size());
+    }
+  }
+  if (options.greedy && !work.plan.greedy_ids.empty() && work.n_new_tokens > 0) {
+    plan.checks.push_back("greedy");
+    for (const std::string& id : work.plan.greedy_ids) {
+      plan.n_tokens +=
+          static_cast<int64_t>(work.plan.find_prompt(id)->token_ids.size()) + work.n_new_tokens;
+    }
+  }
+  if (options.nll && work.plan.windows) {
+    plan.checks.push_back("nll");
+    plan.n_tokens +=
+        static_cast<int64_t>(work.plan.windows->windows.size()) * work.plan.windows->window_length;
+  }
+  const std::unique_ptr<Device> device = open_device(options.device);
+  for (const Side* side : {&a, &b}) {
+    const std::string name = side == &a ? "A" : "B";
+    if (side->is_bundle()) continue;
+    if (options.self_equality) plan.checks.push_back("self-equality " + name);
+    if (!side->checkpoint()) continue;
+    for (LedgerItem& item : device->estimate(*side->checkpoint(), work.executor)) {
+      plan.memory.push_back({name + ": " + item.name, item.bytes});
+    }
+  }
+  return plan;
 }
 
 }  // namespace assay

@@ -59,6 +59,24 @@ struct EquivalenceOptions {
   bool weights = true, logits = true, greedy = true, nll = true, self_equality = true;
 };
 
+/// What a comparison would do and take, without a weight read or a model run.
+struct EquivalencePlan {
+  Json side_a, side_b;
+  std::string kv_type;
+  std::string prompts, windows;     // as in EquivalenceReport
+  std::vector<std::string> checks;  // in the order in which they would run
+  std::vector<std::string> notes;   // what would be left out, and why
+  int64_t context = 0;              // positions a sequence
+  int64_t n_tokens = 0;             // that each model would run, prompts, windows and new tokens
+  std::vector<LedgerItem> memory;   // of both models, from their headers
+
+  uint64_t memory_bytes() const;
+};
+
+/// Throws what verify_equivalence would throw before it reads weights; UnsupportedError where the
+/// vocabularies differ in size.
+EquivalencePlan plan_equivalence(const Side& a, const Side& b, const EquivalenceOptions& options);
+
 /// Compares two sides as options say. A difference is a result; throws for input that cannot be
 /// compared at all (other token ids, unreadable files) and for wrong combinations of options.
 EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions& options,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "convert/core/units.h"
 #include "verify/describe.h"
 
 namespace assay {
@@ -129,6 +130,42 @@ std::string to_text(const EquivalenceReport& report) {
   }
   text += fmt::format("\n{}\n", verdict_of(report));
   return text;
+}
+
+std::string to_text(const EquivalencePlan& plan) {
+  std::string text = side_line("A", plan.side_a) + side_line("B", plan.side_b);
+  text += fmt::format("KV type  {}, {} positions\n", plan.kv_type, plan.context);
+  text += fmt::format("prompts  {}\n", plan.prompts);
+  if (!plan.windows.empty()) text += fmt::format("windows  {}\n", plan.windows);
+  for (const std::string& note : plan.notes) text += fmt::format("note     {}\n", note);
+  text += fmt::format("checks   {}\n", fmt::join(plan.checks, ", "));
+  text += fmt::format("tokens   {} through each model\n", plan.n_tokens);
+  text += fmt::format("memory   {}\n", bytes_text(plan.memory_bytes()));
+  for (const LedgerItem& item : plan.memory) {
+    text += fmt::format("         {:<30} {}\n", item.name, bytes_text(item.bytes));
+  }
+  return text;
+}
+
+Json to_json(const EquivalencePlan& plan) {
+  Json checks = Json::array(), notes = Json::array(), memory = Json::object();
+  for (const std::string& check : plan.checks) checks.push(check);
+  for (const std::string& note : plan.notes) notes.push(note);
+  for (const LedgerItem& item : plan.memory) memory.set(item.name, item.bytes);
+  Json sides = Json::object();
+  sides.set("a", plan.side_a).set("b", plan.side_b);
+  Json json = Json::object();
+  json.set("sides", std::move(sides))
+      .set("kv_type", plan.kv_type)
+      .set("context", plan.context)
+      .set("prompts", plan.prompts)
+      .set("windows", plan.windows)
+      .set("checks", std::move(checks))
+      .set("notes", std::move(notes))
+      .set("n_tokens", plan.n_tokens)
+      .set("memory_bytes", plan.memory_bytes())
+      .set("memory", std::move(memory));
+  return json;
 }
 
 Json to_json(const EquivalenceReport& report) {

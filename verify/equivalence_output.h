@@ -15,6 +15,10 @@ std::string to_text(const EquivalenceReport& report);
 /// "checks" (each with "name", "outcome", "summary", "details", "data").
 Json to_json(const EquivalenceReport& report);
 
+/// What would be compared, for --dry-run.
+std::string to_text(const EquivalencePlan& plan);
+Json to_json(const EquivalencePlan& plan);
+
 /// One test case per check; a difference is a failure, a reported one a pass with its text in
 /// system-out. Valid XML 1.0: all text is escaped, control characters are replaced.
 std::string to_junit(const EquivalenceReport& report);

@@ -74,6 +74,11 @@ EquivalenceOptions equivalence_options(const Arguments& arguments) {
 ExitCode run_comparison(const Arguments& arguments, Terminal& terminal, const std::string& path_b) {
   const EquivalenceOptions options = equivalence_options(arguments);
   Side a = Side::open(arguments.text("A")), b = Side::open(path_b);
+  if (arguments.flag("dry-run")) {
+    const EquivalencePlan plan = plan_equivalence(a, b, options);
+    terminal.print(terminal.json() ? to_json(plan).dump() + "\n" : to_text(plan));
+    return ExitCode::kDone;
+  }
   EquivalenceReport report;
   {
     const auto progress = terminal.progress("verify", 1.0);
@@ -191,6 +196,9 @@ ExitCode run(const Arguments& arguments, Terminal& terminal) {
   const std::vector<std::string> b = arguments.list("B");
   if (arguments.given("write-reference")) {
     if (!b.empty()) throw UsageError("--write-reference takes one model, not two sides");
+    if (arguments.flag("dry-run")) {
+      throw UsageError("--dry-run is for the comparison of two sides, not for --write-reference");
+    }
     return run_write_reference(arguments, terminal);
   }
   if (b.empty()) {
@@ -259,6 +267,10 @@ std::vector<Option> options() {
        .group = "Run",
        .repeatable = true,
        .choices = {"weights", "logits", "greedy", "nll", "self-equality"}},
+      {.name = "dry-run",
+       .kind = ValueKind::kFlag,
+       .help = "Shows checks, tokens and memory from headers alone; runs nothing.",
+       .group = "Run"},
       {.name = "policy",
        .value_name = "NAME",
        .default_value = "auto",

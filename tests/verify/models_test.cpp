@@ -25,6 +25,7 @@ namespace assay {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -91,6 +92,34 @@ TEST_F(Models, AreEqualToTheirCopyInEveryCheck) {
   }
   EXPECT_EQ(report.checks.size(), 6u);
   EXPECT_THAT(report.windows, HasSubstr("BOS 0 overwrites the first id of each window"));
+}
+
+TEST_F(Models, ArePlannedByADryRunThatRunsNothing) {
+  const std::string a = good(), b = quantized("quantized");
+  const std::string text = folder_.write("text.txt", std::string(900, 'a') + "\nSome words.\n");
+
+  const cli::RunResult run = this->run({a, b, "--text", text, "--windows", "2", "--window-length",
+                                        "100", "--skip", "greedy", "--dry-run", "--json"});
+
+  ASSERT_EQ(run.exit_code, 0) << run.error;
+  const Json plan = parse_json(run.out, "plan");
+  std::vector<std::string> checks;
+  for (const Json& check : plan.at("checks").as_array()) checks.push_back(check.as_string());
+  EXPECT_THAT(checks,
+              ElementsAre("weights", "logits", "nll", "self-equality A", "self-equality B"));
+  EXPECT_THAT(plan.at("windows").as_string(), HasSubstr("2 windows of 100 tokens"));
+  EquivalenceOptions options;
+  options.tokens.text_file = text;
+  options.tokens.n_windows = 2;
+  options.tokens.window_length = 100;
+  options.greedy = false;
+  Side side_a = Side::open(a), side_b = Side::open(b);
+  verify_equivalence(side_a, side_b, options);
+  uint64_t measured = 0;
+  for (Side* side : {&side_a, &side_b}) {
+    for (const LedgerItem& item : side->executor().ledger()) measured += item.bytes;
+  }
+  EXPECT_EQ(static_cast<uint64_t>(plan.at("memory_bytes").as_integer()), measured);
 }
 
 TEST_F(Models, WithOneFlippedBitAreFoundAndLocated) {
