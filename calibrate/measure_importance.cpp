@@ -39,7 +39,7 @@ std::vector<float> squares_of(const StreamWalk& walk, const CaptureStop& stop) {
 
 }  // namespace
 
-ImportanceSource measure_importance(std::shared_ptr<const Checkpoint> checkpoint,
+ImportanceSource measure_importance(const std::shared_ptr<const Checkpoint>& checkpoint,
                                     const TokenWindows& windows, const ImportanceRun& run) {
   check_float_environment();
   const Program program = build_program(checkpoint->spec(), checkpoint->tensors());

@@ -24,7 +24,7 @@ struct ImportanceRun {
 /// of a layer reads, over all tokens: what llama-imatrix measures. One fp64 chain per channel in
 /// the order of tokens, rounded once: independent of threads, memory and instruction set. Weights
 /// are named as in GGUF. Throws NumericError naming the linear where an input is not finite.
-ImportanceSource measure_importance(std::shared_ptr<const Checkpoint> checkpoint,
+ImportanceSource measure_importance(const std::shared_ptr<const Checkpoint>& checkpoint,
                                     const TokenWindows& windows, const ImportanceRun& run);
 
 }  // namespace assay
