@@ -95,6 +95,8 @@ struct Tokenizer::State {
 
   void encode_segment(std::string_view segment, bool at_start, const EncodeOptions& options,
                       Workspace& workspace, std::vector<int32_t>& ids) const;
+  void encode_mixed(std::string_view text, ByteRange segment, const EncodeOptions& options,
+                    Workspace& workspace, std::vector<int32_t>& ids) const;
   void encode_piece(const Piece& piece, const EncodeOptions& options, Workspace& workspace,
                     std::vector<int32_t>& ids) const;
   void encode_word(std::string_view word, const EncodeOptions& options, Workspace& workspace,
@@ -222,6 +224,9 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   WorkspacePool::Lease lease(state_->workspaces);
   Workspace& workspace = *lease;
   if (valid_utf8_prefix(text) != text.size()) {
+    if (!options.plain_text.empty()) {
+      throw FormatError(state_->source + ": a text with marked parts is not valid UTF-8");
+    }
     workspace.valid.clear();
     append_lossy_utf8(workspace.valid, text);
     text = workspace.valid;
@@ -230,17 +235,43 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   ids.reserve(text.size() / 4 + 8);
   const PostProcessor& post = state_->post_processor;
   if (options.add_special_tokens) ids = post.prefix;
-  state_->raw_splitter.split(text, options.parse_special,
+  state_->raw_splitter.split(text, options.parse_special, options.plain_text,
                              [&](size_t begin, size_t end, const AddedToken* token) {
                                if (token) {
                                  ids.push_back(token->id);
-                               } else {
+                               } else if (options.plain_text.empty()) {
                                  state_->encode_segment(text.substr(begin, end - begin), begin == 0,
                                                         options, workspace, ids);
+                               } else {
+                                 state_->encode_mixed(text, {begin, end}, options, workspace, ids);
                                }
                              });
   if (options.add_special_tokens) ids.insert(ids.end(), post.suffix.begin(), post.suffix.end());
   return ids;
+}
+
+/// A segment that holds plain text. Where special tokens are looked for in normalized text, which
+/// has lost the places of its parts, each part is encoded alone.
+void Tokenizer::State::encode_mixed(std::string_view text, ByteRange segment,
+                                    const EncodeOptions& options, Workspace& workspace,
+                                    std::vector<int32_t>& ids) const {
+  EncodeOptions plain = options;
+  plain.parse_special = false;
+  const auto encode = [&](size_t begin, size_t end, const EncodeOptions& how) {
+    if (begin < end) {
+      encode_segment(text.substr(begin, end - begin), begin == 0, how, workspace, ids);
+    }
+  };
+  if (!normalized_splitter.has_special()) return encode(segment.begin, segment.end, plain);
+  size_t done = segment.begin;
+  for (const ByteRange& range : options.plain_text) {
+    if (range.end <= done) continue;
+    if (range.begin >= segment.end) break;
+    encode(done, std::max(done, range.begin), options);
+    encode(std::max(done, range.begin), std::min(range.end, segment.end), plain);
+    done = std::min(range.end, segment.end);
+  }
+  encode(done, segment.end, options);
 }
 
 void Tokenizer::State::encode_segment(std::string_view segment, bool at_start,
@@ -250,7 +281,7 @@ void Tokenizer::State::encode_segment(std::string_view segment, bool at_start,
     segment = workspace.normalized;
   }
   normalized_splitter.split(
-      segment, options.parse_special, [&](size_t begin, size_t end, const AddedToken* token) {
+      segment, options.parse_special, {}, [&](size_t begin, size_t end, const AddedToken* token) {
         if (token) {
           ids.push_back(token->id);
         } else {

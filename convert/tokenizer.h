@@ -17,11 +17,20 @@ namespace tokenization {
 struct Definition;
 }
 
+/// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin, end;
+};
+
 struct EncodeOptions {
   /// Run the post-processor (BOS and the like).
   bool add_special_tokens = true;
-  /// Recognise special tokens inside the text. Off for message contents (case B24).
+  /// Recognise special tokens inside the text.
   bool parse_special = true;
+  /// Parts of the text, ascending and disjoint, in which special tokens are not recognised though
+  /// they are elsewhere: message contents inside a chat template (case B24). No added token reaches
+  /// over an end of such a part. The text must then be valid UTF-8.
+  std::span<const ByteRange> plain_text = {};
 };
 
 /// One entry of added_tokens.
