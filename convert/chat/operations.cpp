@@ -427,16 +427,17 @@ Value make_list(std::vector<Value> items, Machine& machine, bool is_tuple) {
 Value make_dict(std::vector<std::pair<Text, Value>> members, Machine& machine) {
   machine.make((members.size() + 1) * 2 * kValueBytes);
   Dict dict;
-  for (auto& [key, value] : members) {
-    machine.make(key.size());
+  for (std::pair<Text, Value>& member : members) {
+    machine.make(member.first.size());
     machine.step(1 + dict.members.size() / 8);
-    dict.depth = std::max(dict.depth, depth_around(value, machine));
-    const auto same = std::find_if(dict.members.begin(), dict.members.end(),
-                                   [&](const auto& m) { return m.first.bytes() == key.bytes(); });
+    dict.depth = std::max(dict.depth, depth_around(member.second, machine));
+    const auto same = std::find_if(
+        dict.members.begin(), dict.members.end(),
+        [&](const auto& other) { return other.first.bytes() == member.first.bytes(); });
     if (same != dict.members.end()) {
-      same->second = std::move(value);
+      same->second = std::move(member.second);
     } else {
-      dict.members.emplace_back(std::move(key), std::move(value));
+      dict.members.push_back(std::move(member));
     }
   }
   return std::make_shared<const Dict>(std::move(dict));
