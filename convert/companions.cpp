@@ -1,0 +1,58 @@
+#include "convert/companions.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+
+#include "convert/core/error.h"
+
+namespace assay {
+namespace {
+
+// A name, or its beginning where it ends in '*'. Source: dependencies.md §5.1.
+constexpr std::string_view kCompanions[] = {
+    "LICENSE*",
+    "NOTICE*",
+    "USE_POLICY*",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "video_preprocessor_config.json",
+    "vocab.json",
+    "vocab.txt",
+};
+
+bool is_companion(std::string_view name) {
+  return std::any_of(std::begin(kCompanions), std::end(kCompanions), [&](std::string_view known) {
+    if (known.back() != '*') return name == known;
+    known.remove_suffix(1);
+    return name.starts_with(known);
+  });
+}
+
+}  // namespace
+
+std::vector<std::string> companion_files(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    if (is_companion(name) && entry->is_regular_file()) names.push_back(name);
+  }
+  if (error) throw_system_error(folder + ": cannot list the folder", error.value());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace assay
