@@ -10,7 +10,6 @@
 #include "convert/checkpoint.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
-#include "convert/tokenizer.h"
 
 namespace assay {
 namespace {
@@ -47,9 +46,7 @@ ExitCode run_calibrate(const cli::Arguments& arguments, cli::Terminal& terminal)
     throw UsageError("--out FILE or --imatrix-out FILE is missing: there is nothing to write");
   }
   const auto checkpoint = Checkpoint::open(model);
-  const auto encoder = [&] {
-    return make_text_encoder(std::make_shared<const Tokenizer>(Tokenizer::from_folder(model)));
-  };
+  const auto encoder = [&] { return make_text_encoder(model); };
   const TokenWindows windows =
       load_calibration(arguments.text("data"), read_dataset_options(arguments),
                        checkpoint->spec().vocab_size, encoder);

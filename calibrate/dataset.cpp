@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "calibrate/npy.h"
+#include "convert/chat/chat_prompt.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/json.h"
@@ -99,21 +100,23 @@ class Cutter {
   std::vector<int32_t> ids_;
 };
 
-// "user: Hello\nassistant: Hi\n"
-std::string join_messages(const Json& messages) {
-  std::string text;
-  for (const Json& message : messages.as_array()) {
-    text += message.at("role").as_string() + ": " + message.at("content").as_string() + "\n";
+std::vector<int32_t> encode_conversation(const Json& document, const Json& messages,
+                                         const TextEncoder& encoder) {
+  if (!encoder.encode_messages) {
+    throw UnsupportedError(
+        "the model has no chat template, by which messages become text; write the conversations as "
+        "\"text\", or put a chat_template.jinja into the model's folder");
   }
-  return text;
+  const Json* tools = document.find("tools");
+  return encoder.encode_messages(messages, tools != nullptr ? *tools : Json());
 }
 
 void add_json_document(const Json& document, const std::string& place, const TextEncoder& encoder,
                        Cutter& cutter) {
   if (const Json* text = document.find("text")) {
-    cutter.add<int32_t>(encoder.encode(text->as_string(), true), place);
+    cutter.add<int32_t>(encoder.encode(text->as_string()), place);
   } else if (const Json* messages = document.find("messages")) {
-    cutter.add<int32_t>(encoder.encode(join_messages(*messages), false), place);
+    cutter.add<int32_t>(encode_conversation(document, *messages, encoder), place);
   } else if (const Json* ids = document.find("input_ids")) {
     std::vector<int64_t> values;
     for (const Json& id : ids->as_array()) values.push_back(id.as_integer());
@@ -140,6 +143,8 @@ TokenWindows load_jsonl(const std::string& path, const WindowSizes& sizes, int64
       const std::string message = error.what();
       if (message.starts_with(place)) throw;
       throw FormatError(std::string(place).append(": ").append(message));
+    } catch (const UnsupportedError& error) {
+      throw UnsupportedError(std::string(place).append(": ").append(error.what()));
     }
   }
   return cutter.finish(encoder.bos_id);
@@ -149,7 +154,7 @@ TokenWindows load_text(const std::string& path, const WindowSizes& sizes, int64_
                        const TextEncoder& encoder) {
   const std::string text = read_text_file(path);
   Cutter cutter(path, sizes, vocab_size);
-  cutter.add<int32_t>(encoder.encode(text, true), path);
+  cutter.add<int32_t>(encoder.encode(text), path);
   return cutter.finish(encoder.bos_id);
 }
 
@@ -206,13 +211,25 @@ TokenWindows load_ids(const std::string& path, const IdRows& rows, const Dataset
 
 std::string TokenWindows::sha256() const { return sha256_of_token_ids(ids); }
 
-TextEncoder make_text_encoder(std::shared_ptr<const Tokenizer> tokenizer) {
+TextEncoder make_text_encoder(const std::string& model_folder) {
+  const auto tokenizer = std::make_shared<const Tokenizer>(Tokenizer::from_folder(model_folder));
   TextEncoder encoder;
   const std::span<const int32_t> prefix = tokenizer->special_prefix();
   if (!prefix.empty()) encoder.bos_id = prefix.front();
-  encoder.encode = [tokenizer = std::move(tokenizer)](std::string_view text, bool parse_special) {
-    return tokenizer->encode(text, {.parse_special = parse_special});
-  };
+  encoder.encode = [tokenizer](std::string_view text) { return tokenizer->encode(text); };
+  if (const auto found = chat::find_template(model_folder)) {
+    std::shared_ptr<const chat::ChatTemplate> parsed;
+    encoder.encode_messages = [tokenizer, found, parsed](const Json& messages,
+                                                         const Json& tools) mutable {
+      if (!parsed) {
+        parsed = std::make_shared<const chat::ChatTemplate>(
+            chat::ChatTemplate::parse(found->text, found->source));
+      }
+      const chat::Text prompt =
+          chat::render(*parsed, *tokenizer, messages, tools, {.add_generation_prompt = false});
+      return chat::encode(prompt, *tokenizer);
+    };
+  }
   return encoder;
 }
 

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,7 +10,7 @@
 
 namespace assay {
 
-class Tokenizer;
+class Json;
 
 /// Calibration tokens: windows of one length, as the model is fed with them.
 struct TokenWindows {
@@ -31,14 +30,19 @@ struct TokenWindows {
 
 /// What a data set needs to know of a tokenizer.
 struct TextEncoder {
-  /// Ids of one document with the post-processor (BOS and the like); `parse_special` says whether
-  /// special tokens inside the text are recognised.
-  std::function<std::vector<int32_t>(std::string_view text, bool parse_special)> encode;
+  /// Ids of one document with the post-processor (BOS and the like); special tokens inside the text
+  /// are recognised.
+  std::function<std::vector<int32_t>(std::string_view text)> encode;
+  /// Ids of a conversation, rendered by the model's chat template; message contents are plain text.
+  /// `tools` may be null. Empty if the model has no template.
+  std::function<std::vector<int32_t>(const Json& messages, const Json& tools)> encode_messages;
   std::optional<int32_t> bos_id;  // what the post-processor puts in front; empty: nothing
 };
 /// Made only if a file needs it: ids alone need no tokenizer. May throw.
 using EncoderSource = std::function<TextEncoder()>;
-TextEncoder make_text_encoder(std::shared_ptr<const Tokenizer> tokenizer);
+/// Of the tokenizer and the chat template in a model folder. A template that cannot be read throws
+/// when messages need it.
+TextEncoder make_text_encoder(const std::string& model_folder);
 
 struct DatasetOptions {
   int64_t n_windows = 128;                    // most
@@ -49,9 +53,9 @@ struct DatasetOptions {
 inline constexpr int64_t kDefaultWindowLength = 1024;
 
 /// Reads calibration data by the file's extension:
-///   .jsonl        one document per line: {"text": …}, {"messages": [{"role", "content"}, …]} or
-///                 {"input_ids": […]}; messages become "role: content" lines (no chat template),
-///                 in which special tokens are not recognised
+///   .jsonl        one document per line: {"text": …}, {"messages": [{"role", "content"}, …]} with
+///                 "tools" where the template knows them, or {"input_ids": […]}; messages are
+///                 rendered by the model's chat template, without a generation prompt
 ///   .npy, .safetensors   ids (tensor `token_ids`, `input_ids` or the only one); a row of the
 ///                 wanted length is a window as it stands, rows of another length are documents
 ///   anything else  text, one document

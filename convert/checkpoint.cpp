@@ -24,6 +24,8 @@ std::string_view checkpoint_kind_name(CheckpointKind kind) {
       return "compressed-tensors";
     case CheckpointKind::kGptq:
       return "GPTQ";
+    case CheckpointKind::kAwq:
+      return "AWQ";
     case CheckpointKind::kGguf:
       return "GGUF";
   }

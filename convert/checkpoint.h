@@ -18,7 +18,7 @@
 namespace assay {
 
 /// How the linears of a checkpoint are stored.
-enum class CheckpointKind : uint8_t { kHuggingFace, kCompressedTensors, kGptq, kGguf };
+enum class CheckpointKind : uint8_t { kHuggingFace, kCompressedTensors, kGptq, kAwq, kGguf };
 std::string_view checkpoint_kind_name(CheckpointKind kind);
 
 /// A matrix of a checkpoint, ready to be read row by row in Hugging Face row order.
@@ -42,6 +42,7 @@ struct StoredTensor {
   int64_t group_size = 0;            // columns per scale; 0 for formats without groups
   std::optional<DType> scale_dtype;  // of W4A16 scales
   uint64_t bytes = 0;                // all parts together
+  std::string act_order;             // what is stored, where it is read as fp32 values; else empty
   std::vector<std::string> parts;  // their names in the file: "….weight_packed", "….weight_scale"
 };
 
@@ -57,10 +58,10 @@ class TensorOnDisk {
   StoredTensor stored_;
 };
 
-/// A model on disk: Hugging Face folder (16- or 32-bit, compressed-tensors pack-quantized, GPTQ v1)
-/// or GGUF file, with its spec. open() reads headers only, compares the tensors with the family's
-/// table (missing, unexpected, wrong shape: FormatError naming each; cases B47–B49, B56) and keeps
-/// the files mapped. Thread-safe after open.
+/// A model on disk: Hugging Face folder (16- or 32-bit, compressed-tensors pack-quantized, GPTQ v1
+/// and v2, AWQ) or GGUF file, with its spec. open() reads headers only, compares the tensors with
+/// the family's table (missing, unexpected, wrong shape: FormatError naming each; cases B47–B49,
+/// B56) and keeps the files mapped. Thread-safe after open.
 class Checkpoint {
  public:
   static std::shared_ptr<const Checkpoint> open(const std::string& path);

@@ -7,6 +7,7 @@
 
 #include "convert/cli/text_table.h"
 #include "convert/commands.h"
+#include "convert/convert_hf.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/units.h"
@@ -283,6 +284,7 @@ ExitCode show_plan(const GgufPlan& plan, const Source& source, const Arguments& 
 }
 
 ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
+  if (arguments.text("to") == "hf") return run_convert_hf(arguments, terminal);
   const bool dry_run = arguments.flag("dry-run");
   const std::string path = arguments.text("out");
   if (path.empty() && !dry_run) {
@@ -333,33 +335,36 @@ ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
 const Command& convert_command() {
   static const Command command = {
       .name = "convert",
-      .brief = "Convert a model folder to GGUF, or quantize a GGUF file",
+      .brief = "Convert between model folders and GGUF, or quantize a GGUF file",
       .description =
           "Writes a GGUF file from a Hugging Face folder or from another GGUF file. Codes of a "
           "4-bit or 8-bit folder "
-          "(compressed-tensors, GPTQ) are moved as they are into the smallest type that keeps "
+          "(compressed-tensors, GPTQ, AWQ) are moved as they are into the smallest type that keeps "
           "every value; a plain folder is written in its own type or encoded anew, with the "
-          "types and bytes of llama-quantize. Nothing is lost in silence: what would change is "
-          "refused, or counted where it is allowed.",
+          "types and bytes of llama-quantize. With --to hf it writes a plain Hugging Face folder "
+          "of "
+          "any of them: quantized weights as the numbers that they mean, GGUF files with the "
+          "names, order and values that a conversion to GGUF began with. Nothing is lost in "
+          "silence: what would change is refused, or counted.",
       .positionals = {{.name = "MODEL", .help = "Folder of the model, or a GGUF file."}},
       .options =
           {{.name = "to",
             .value_name = "FORMAT",
             .default_value = "gguf",
-            .help = "Kind of file.",
+            .help = "Kind of result: a GGUF file, or a plain Hugging Face folder.",
             .group = "Output",
-            .choices = {"gguf"}},
+            .choices = {"gguf", "hf"}},
            {.name = "out",
             .short_name = 'o',
             .kind = ValueKind::kPath,
             .value_name = "FILE",
-            .help = "File to write.",
+            .help = "File to write, or folder (--to hf).",
             .group = "Output",
             .writes = true,
             .replaceable = ".gguf"},
            {.name = "force",
             .kind = ValueKind::kFlag,
-            .help = "Replace an existing file.",
+            .help = "Replace an existing file or model folder.",
             .group = "Output"},
            {.name = "dry-run",
             .kind = ValueKind::kFlag,
@@ -383,7 +388,7 @@ const Command& convert_command() {
             .default_value = "auto",
             .help = "Type of the matrices, or a mix of types by the rules of llama-quantize "
                     "(Q4_K_M; Q4_K means the same); auto keeps the type of a plain folder and "
-                    "takes the smallest exact one for quantized linears.",
+                    "takes the smallest exact one for quantized linears; with --to hf it is BF16.",
             .group = "Types",
             .choices = gguf_type_and_mix_names()},
            {.name = "imatrix",
@@ -446,6 +451,8 @@ const Command& convert_command() {
                    {"assay convert model-BF16.gguf --type IQ4_XS --tensor-type 'attn_v=Q8_0' "
                     "--dry-run",
                     "See the types and the size that a GGUF file would get."},
+                   {"assay convert model.gguf --to hf --out model",
+                    "A Hugging Face folder of a GGUF file."},
                    {"assay convert model-W4A16 --dry-run --list-tensors",
                     "See for each tensor what would happen."}},
       .run = run_convert,

@@ -45,6 +45,7 @@ bool holds_every_value(const WeightFormat& to, const WeightFormat& from) {
 }
 
 std::string source_type_of(const StoredTensor& stored) {
+  if (!stored.act_order.empty()) return stored.act_order;
   std::string text(stored.format->name());
   if (stored.scale_dtype) text += fmt::format(" group {}", stored.group_size);
   return text;
@@ -217,7 +218,9 @@ void GgufExport::plan_tensors() {
     tensor.source_name = entry->hf_name;
     tensor.shape = gguf_shape(*entry);
     tensor.source_type = source_type_of(stored);
-    if (stored.scale_dtype) {
+    if (!stored.act_order.empty()) {
+      plan_act_order(*entry, tensor);
+    } else if (stored.scale_dtype) {
       plan_linear(*entry, tensor);
     } else if (!entry->is_matrix()) {
       plan_plain(*entry, &scalar_format(DType::kF32), tensor);
@@ -259,6 +262,11 @@ void GgufExport::plan_mix() {
   for (size_t i = 0; i < tensors_.size(); ++i) {
     ExportTensor& tensor = tensors_[i];
     const TensorEntry* entry = entries_[i];
+    const bool act_order =
+        entry != nullptr && !checkpoint_->stored(entry->role, entry->layer).act_order.empty();
+    if (act_order && tensor.method == ExportMethod::kQuantize) {
+      tensor.method = ExportMethod::kRequantize;
+    }
     if (tensor.method == ExportMethod::kRound) {
       tensor.narrowing =
           count_narrowing(checkpoint_->matrix(entry->role, entry->layer), *tensor.format);
@@ -334,6 +342,28 @@ void GgufExport::plan_linear(const TensorEntry& entry, ExportTensor& tensor) {
   losses_.push_back(fmt::format("\"{}\" ({}) in {}: {}; exact: {}", entry.hf_name,
                                 tensor.source_type, wanted->name(), tensor.note,
                                 alternatives.empty() ? "F32" : alternatives + ", F32"));
+}
+
+/// No block of GGUF has columns of several groups: the values themselves go into the file.
+void GgufExport::plan_act_order(const TensorEntry& entry, ExportTensor& tensor) {
+  const CheckpointMatrix matrix = checkpoint_->matrix(entry.role, entry.layer);
+  const WeightFormat* wanted = options_.type;
+  if (wanted == nullptr) {
+    for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
+      wanted = &scalar_format(dtype);
+      if (count_changed(matrix, *wanted) == 0) break;
+    }
+  }
+  tensor.format = &format_for_rows(*wanted, entry.shape.back());
+  const int64_t changed = is_scalar(*wanted) ? count_changed(matrix, *wanted) : 1;
+  if (changed == 0) {
+    tensor.method = ExportMethod::kWiden;
+    return;
+  }
+  tensor.method = ExportMethod::kRequantize;
+  tensor.note = "groups in activation order do not fit the blocks of GGUF";
+  losses_.push_back(fmt::format("\"{}\" ({}) in {}: {}; exact: F32", entry.hf_name,
+                                tensor.source_type, wanted->name(), tensor.note));
 }
 
 void GgufExport::refuse_losses() const {

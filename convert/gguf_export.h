@@ -44,6 +44,7 @@ class GgufExport : public GgufPlan {
  private:
   void plan_tensors();
   void plan_linear(const TensorEntry& entry, ExportTensor& tensor);
+  void plan_act_order(const TensorEntry& entry, ExportTensor& tensor);
   void plan_plain(const TensorEntry& entry, const WeightFormat* wanted, ExportTensor& tensor);
   void plan_mix();
   void refuse_losses() const;

@@ -1,16 +1,34 @@
 #include "convert/commands.h"
+#include "convert/core/error.h"
+#include "convert/model_diff.h"
 #include "convert/model_summary.h"
 
 namespace assay::cli {
 namespace {
 
+ExitCode run_diff(const std::vector<std::string>& paths, const Arguments& arguments,
+                  Terminal& terminal) {
+  if (paths.size() != 2) {
+    throw UsageError("--diff compares two models; name both: assay inspect --diff A B");
+  }
+  for (const char* name : {"tensors", "hashes", "check"}) {
+    if (arguments.given(name)) throw UsageError(std::string("--diff goes without --") + name);
+  }
+  const Json diff = diff_models(paths[0], paths[1]);
+  terminal.print(terminal.json() ? diff.dump() + "\n" : diff_text(diff));
+  return diff.at("equal").as_bool() ? ExitCode::kDone : ExitCode::kDifference;
+}
+
 ExitCode run_inspect(const Arguments& arguments, Terminal& terminal) {
-  const Json summary =
-      summarize_model(arguments.list("PATH").front(), {.list_tensors = arguments.flag("tensors"),
+  const std::vector<std::string> paths = arguments.list("PATH");
+  if (arguments.flag("diff")) return run_diff(paths, arguments, terminal);
+  if (paths.size() != 1) throw UsageError("one PATH is inspected at a time; two go with --diff");
+  const Json summary = summarize_model(paths.front(), {.list_tensors = arguments.flag("tensors"),
                                                        .hashes = arguments.flag("hashes"),
                                                        .check_values = arguments.flag("check")});
   terminal.print(terminal.json() ? summary.dump() + "\n" : summary_text(summary));
   if (summary.find("unsupported") != nullptr) return ExitCode::kUnsupported;
+  if (summary.find("readable") != nullptr) return ExitCode::kInput;
   const bool problems = !summary.at("problems").as_array().empty();
   return problems && arguments.flag("check") ? ExitCode::kInput : ExitCode::kDone;
 }
@@ -22,11 +40,19 @@ const Command& inspect_command() {
       .name = "inspect",
       .brief = "Say what a model folder or file holds",
       .description =
-          "Reads headers and prints family, shapes, rope, tokenizer, types and bits per kind of "
-          "weight, metadata, and what is wrong with it. Works on Hugging Face folders, quantized "
-          "or not, and on GGUF and safetensors files.",
-      .positionals = {{.name = "PATH", .help = "Folder or file."}},
-      .options = {{.name = "tensors",
+          "Reads headers and prints family, shapes, rope, tokenizer, chat template, types and bits "
+          "per kind of weight, engines that load it, metadata, and what is wrong with it. Works on "
+          "Hugging Face folders, quantized or not, and on GGUF and safetensors files.",
+      .positionals = {{.name = "PATH",
+                       .help = "Folder or file; two with --diff.",
+                       .repeatable = true}},
+      .options = {{.name = "diff",
+                   .kind = ValueKind::kFlag,
+                   .help = "Compare two models: keys, tensors, and for each tensor how many values "
+                           "differ, the largest difference and its root mean square. Ends with 0 "
+                           "if all is equal, else with 1.",
+                   .group = "Output"},
+                  {.name = "tensors",
                    .kind = ValueKind::kFlag,
                    .help = "List every tensor of the files.",
                    .group = "Output"},
@@ -41,6 +67,8 @@ const Command& inspect_command() {
                            "with 3 if there are any.",
                    .group = "Output"}},
       .examples = {{"assay inspect model", "One page about a model."},
+                   {"assay inspect --diff model model.gguf",
+                    "What a conversion changed, tensor by tensor."},
                    {"assay inspect model.gguf --hashes --json",
                     "Every tensor with its hash, for scripts."}},
       .run = run_inspect,

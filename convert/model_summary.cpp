@@ -7,13 +7,13 @@
 #include <filesystem>
 #include <map>
 
+#include "convert/chat/chat_prompt.h"
 #include "convert/checkpoint.h"
 #include "convert/cli/text_table.h"
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
-#include "convert/gguf_vocabulary.h"
 #include "convert/manifest_check.h"
 #include "convert/tokenizer.h"
 
@@ -214,7 +214,7 @@ void add_weights(const Checkpoint& checkpoint, Json& summary) {
   uint64_t bytes = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {
     const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
-    std::string type(stored.format->name());
+    std::string type(stored.act_order.empty() ? stored.format->name() : stored.act_order);
     if (stored.scale_dtype) {
       type +=
           fmt::format(" group {} scales {}", stored.group_size, dtype_name(*stored.scale_dtype));
@@ -284,6 +284,7 @@ void add_unknown_weights(const std::vector<FileTensor>& tensors, Json& summary) 
 
 Json tokenizer_json(const Tokenizer& tokenizer) {
   Json json = Json::object();
+  json.set("model", tokenizer.model_name());
   json.set("vocab_size", tokenizer.vocab_size());
   json.set("added_tokens", static_cast<int64_t>(tokenizer.added_tokens().size()));
   json.set("merges", static_cast<int64_t>(tokenizer.merges().size()));
@@ -306,9 +307,10 @@ Json tokenizer_json(const Tokenizer& tokenizer) {
 /// Tokenizer and chat template. A tokenizer that cannot be read is a problem, not an error.
 void add_tokenizer(const std::string& path, const GgufFile* gguf, Json& summary, Json& problems) {
   const bool in_folder = gguf == nullptr;
-  if (in_folder && !file_exists(path + "/tokenizer.json")) {
+  if (in_folder && !file_exists(path + "/tokenizer.json") &&
+      !file_exists(path + "/tokenizer.model")) {
     summary.set("tokenizer", Json());
-    problems.push("there is no tokenizer.json");
+    problems.push("there is no tokenizer.json and no tokenizer.model");
   } else {
     try {
       summary.set("tokenizer",
@@ -319,9 +321,72 @@ void add_tokenizer(const std::string& path, const GgufFile* gguf, Json& summary,
       problems.push(std::string("tokenizer: ") + error.what());
     }
   }
-  const bool has_template = in_folder ? read_chat_templates(path).main.has_value()
-                                      : gguf->metadata().find("tokenizer.chat_template") != nullptr;
-  summary.set("chat_template", has_template);
+  try {
+    const std::optional<chat::TemplateText> found =
+        in_folder ? chat::find_template(path) : chat::find_template(gguf->metadata(), path);
+    summary.set("chat_template", found.has_value());
+    if (found) chat::ChatTemplate::parse(found->text, found->source);
+  } catch (const Error& error) {
+    summary.set("chat_template", true);
+    problems.push(std::string("chat template: ") + error.what());
+  }
+}
+
+/// Rows and columns that the 4-bit kernels of vLLM and SGLang take (formats.md §3.6).
+int64_t linears_beyond_marlin(const Checkpoint& checkpoint) {
+  int64_t n = 0;
+  for (const TensorEntry& entry : checkpoint.tensors()) {
+    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    const bool group_fits = stored.group_size == 32 || stored.group_size == 64 ||
+                            stored.group_size == 128 || stored.group_size == entry.shape.back();
+    const bool fits = entry.shape.front() % 64 == 0 && entry.shape.back() % 128 == 0 && group_fits;
+    n += stored.scale_dtype && !fits ? 1 : 0;
+  }
+  return n;
+}
+
+/// Programs that load such a model, each with what is to be known; formats.md §3.6.
+Json engines_json(const Checkpoint& checkpoint) {
+  Json engines = Json::array();
+  const auto add = [&](std::string_view name, std::string note = {}) {
+    engines.push(Json::object().set("engine", name).set("note", std::move(note)));
+  };
+  bool symmetric = true, act_order = false;
+  for (const TensorEntry& entry : checkpoint.tensors()) {
+    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    act_order |= !stored.act_order.empty();
+    if (stored.scale_dtype) symmetric &= !stored.format->name().ends_with("ASYM");
+  }
+  std::string kernels;
+  if (const int64_t n = linears_beyond_marlin(checkpoint); n > 0) {
+    kernels =
+        fmt::format("{} linears do not fit the Marlin kernels (rows of 64, columns of 128)", n);
+  }
+  switch (checkpoint.kind()) {
+    case CheckpointKind::kHuggingFace:
+      for (const char* name : {"transformers", "vLLM", "SGLang"}) add(name);
+      break;
+    case CheckpointKind::kCompressedTensors:
+      for (const char* name : {"vLLM", "SGLang"}) add(name, kernels);
+      add("transformers", "with compressed-tensors; it computes on dequantized weights");
+      break;
+    case CheckpointKind::kGptq:
+      add("vLLM", symmetric ? kernels : "asymmetric: only its old GPTQ kernel, in float16");
+      add("SGLang", kernels);
+      add("transformers", "with gptqmodel");
+      add("GPTQModel");
+      break;
+    case CheckpointKind::kAwq:
+      for (const char* name : {"vLLM", "SGLang"}) add(name, kernels);
+      add("transformers", "with gptqmodel, in float16");
+      add("GPTQModel");
+      break;
+    case CheckpointKind::kGguf:
+      add("llama.cpp");
+      break;
+  }
+  if (act_order) add("Assay", "columns in activation order are read as fp32 values");
+  return engines;
 }
 
 Json value_json(const GgufValue& value) {
@@ -349,6 +414,12 @@ Json metadata_json(const GgufMetadata& metadata) {
   return json;
 }
 
+/// Groups of a row whose scale is zero, so that all of their weights are.
+int64_t zero_scales(const CheckpointMatrix& matrix, int64_t row, IntegerRow& integers) {
+  matrix.read_integers(row, integers);
+  return std::count(integers.scales.begin(), integers.scales.end(), 0.0f);
+}
+
 /// Reads every value: the first fault of each tensor that has one.
 void check_values(const Checkpoint& checkpoint, Json& problems) {
   const std::vector<TensorEntry>& table = checkpoint.tensors();
@@ -367,6 +438,15 @@ void check_values(const Checkpoint& checkpoint, Json& problems) {
           if (const auto found = matrix.view.format->find_fault(matrix.view, row)) {
             fault = fmt::format("\"{}\", row {}: {}", entry.hf_name, row, *found);
           }
+        }
+        int64_t n_zero = 0;
+        IntegerRow integers;
+        const bool has_scales = matrix.view.scales.bytes.data() != nullptr;
+        for (int64_t row = 0; row < matrix.view.rows && has_scales && fault.empty(); ++row) {
+          n_zero += zero_scales(matrix, row, integers);
+        }
+        if (n_zero > 0) {
+          fault = fmt::format("\"{}\": {} scales are zero", entry.hf_name, n_zero);
         }
       } catch (const FormatError& error) {
         fault = error.what();
@@ -392,6 +472,7 @@ void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json
     summary.set("metadata", metadata_json(checkpoint.gguf()->metadata()));
   }
   add_weights(checkpoint, summary);
+  summary.set("engines", engines_json(checkpoint));
   for (const std::string& warning : checkpoint.warnings()) problems.push(warning);
   if (!options.check_values) return;
   check_values(checkpoint, problems);
@@ -426,8 +507,16 @@ Json summarize_model(const std::string& path, const SummaryOptions& options) {
       checkpoint = Checkpoint::open(path);
       tensors = tensors_of(checkpoint->safetensors(), nullptr, checkpoint->gguf());
       add_model(*checkpoint, options, summary, problems);
-    } catch (const UnsupportedError& error) {
-      summary.set("unsupported", error.what());
+    } catch (const Error& error) {
+      // What does not hold together is a problem to report, if its tensors can be listed at all.
+      const bool unsupported = error.exit_code() == ExitCode::kUnsupported;
+      if (!unsupported && error.exit_code() != ExitCode::kInput) throw;
+      summary.set("readable", unsupported);
+      if (unsupported) {
+        summary.set("unsupported", error.what());
+      } else {
+        problems.push(error.what());
+      }
       if (fs::is_directory(path)) {
         folder = SafetensorsModel::open(path);
       } else {
@@ -493,8 +582,8 @@ std::string tokenizer_text(const Json& summary) {
     text += "none that can be used";
   } else {
     text +=
-        fmt::format("byte-level BPE, {} ids, {} added tokens, {} merges, split rule {}",
-                    tokenizer.at("vocab_size").as_integer(),
+        fmt::format("{}, {} ids, {} added tokens, {} merges, split rule {}",
+                    tokenizer.at("model").as_string(), tokenizer.at("vocab_size").as_integer(),
                     tokenizer.at("added_tokens").as_integer(), tokenizer.at("merges").as_integer(),
                     tokenizer.at("split_rule").is_null() ? "without a name"
                                                          : tokenizer.at("split_rule").as_string());
@@ -522,6 +611,16 @@ std::string weights_text(const Json& summary) {
                        summary.at("bits_per_weight").as_number());
   }
   return text + "\n" + table.text();
+}
+
+std::string engines_text(const Json& engines) {
+  std::string text;
+  for (const Json& item : engines.as_array()) {
+    const std::string& note = item.at("note").as_string();
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", item.at("engine").as_string(),
+                        note.empty() ? "" : " (" + note + ")");
+  }
+  return "Loaded by: " + text + "\n";
 }
 
 std::string tensors_text(const Json& list) {
@@ -570,6 +669,7 @@ std::string summary_text(const Json& summary) {
     text += "\n";
   }
   text += weights_text(summary);
+  if (const Json* engines = summary.find("engines")) text += engines_text(*engines);
   if (const Json* metadata = summary.find("metadata")) text += metadata_text(*metadata);
   if (const Json* tensors = summary.find("tensors")) text += tensors_text(*tensors);
   text += files_text(summary.at("files"));

@@ -16,8 +16,10 @@ struct SummaryOptions {
 
 /// What lies at `path` (a Hugging Face, W4A16 or GPTQ folder, a GGUF or safetensors file) as one
 /// JSON object: kind, family, shapes, rope, tokenizer, weights by kind of tensor with types and
-/// bits, metadata, files, `problems`. A model of a family that is not implemented is still listed,
-/// with the reason under `unsupported`. Throws FormatError and FileError for broken files.
+/// bits, the engines that load it, metadata, files, `problems`. A model of a family that is not
+/// implemented is still listed, with the reason under `unsupported`; so is one whose parts do not
+/// fit together, with what is wrong among the problems and `readable` false. Throws FormatError and
+/// FileError for files whose tensors cannot be listed.
 Json summarize_model(const std::string& path, const SummaryOptions& options);
 
 /// The same for people: a page of text.

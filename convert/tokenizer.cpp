@@ -11,6 +11,7 @@
 #include "convert/core/file.h"
 #include "convert/tokenizer/added_tokens.h"
 #include "convert/tokenizer/definition.h"
+#include "convert/tokenizer/sentencepiece.h"
 #include "convert/tokenizer/unicode.h"
 #include "convert/tokenizer/word_cache.h"
 
@@ -22,7 +23,7 @@ namespace {
 
 /// Memory of one encode(); kept for the next one.
 struct Workspace {
-  Bpe::Scratch bpe;
+  ModelScratch model;
   WordCache words;
   std::string valid, normalized;
 };
@@ -62,7 +63,10 @@ class WorkspacePool {
   }
   void give(std::unique_ptr<Workspace> workspace) {
     // Long words leave large buffers behind; those are not worth keeping.
-    if (workspace->bpe.symbols.capacity() > size_t{1} << 16) workspace->bpe = {};
+    constexpr size_t kLong = size_t{1} << 16;
+    if (workspace->model.symbols.capacity() > kLong || workspace->model.steps.capacity() > kLong) {
+      workspace->model = {};
+    }
     const std::lock_guard lock(mutex_);
     free_.push_back(std::move(workspace));
   }
@@ -88,6 +92,17 @@ AddedTokenSplitter make_splitter(const Definition& definition, bool normalized) 
   return AddedTokenSplitter(std::move(tokens), contents);
 }
 
+std::unique_ptr<const Model> make_model(Definition& definition) {
+  if (definition.unigram) {
+    UnigramParts& parts = *definition.unigram;
+    return std::make_unique<Unigram>(std::move(definition.vocabulary), std::move(parts.scores),
+                                     parts.pieces, parts.options, definition.source);
+  }
+  return std::make_unique<Bpe>(std::move(definition.vocabulary), std::move(definition.merges),
+                               definition.merge_ranks, std::move(definition.bpe),
+                               definition.source);
+}
+
 }  // namespace
 
 struct Tokenizer::State {
@@ -95,6 +110,8 @@ struct Tokenizer::State {
 
   void encode_segment(std::string_view segment, bool at_start, const EncodeOptions& options,
                       Workspace& workspace, std::vector<int32_t>& ids) const;
+  void encode_mixed(std::string_view text, ByteRange segment, const EncodeOptions& options,
+                    Workspace& workspace, std::vector<int32_t>& ids) const;
   void encode_piece(const Piece& piece, const EncodeOptions& options, Workspace& workspace,
                     std::vector<int32_t>& ids) const;
   void encode_word(std::string_view word, const EncodeOptions& options, Workspace& workspace,
@@ -114,6 +131,21 @@ struct Tokenizer::State {
   bool is_decoded(int32_t id, bool skip_special) const {
     return all_tokens.contains(id) && !(skip_special && skippable[static_cast<size_t>(id)]);
   }
+  std::vector<std::string> spellings(std::span<const int32_t> ids, bool skip_special) const {
+    std::vector<std::string> tokens;
+    for (const int32_t id : ids) {
+      if (is_decoded(id, skip_special)) tokens.emplace_back(spelling(id));
+    }
+    return tokens;
+  }
+  /// Text of ids that do not begin it.
+  std::string decode_inside(std::span<const int32_t> ids) const {
+    std::vector<std::string> tokens = spellings(ids, false);
+    decoder->apply_inside(tokens);
+    std::string text;
+    for (const std::string& token : tokens) text += token;
+    return text;
+  }
   std::string_view bytes_of(int32_t id) const {
     if (id < 0 || id >= all_tokens.id_end()) return {};
     const auto i = static_cast<size_t>(id);
@@ -121,8 +153,9 @@ struct Tokenizer::State {
   }
 
   std::string source;
+  std::string_view model_name;
   Vocabulary all_tokens;
-  Bpe bpe;
+  std::unique_ptr<const Model> model;
   std::vector<AddedToken> added_tokens;
   std::vector<bool> special;    // by id
   std::vector<bool> skippable;  // by id: left out when decoding without special tokens
@@ -142,9 +175,11 @@ struct Tokenizer::State {
 
 Tokenizer::State::State(Definition definition)
     : source(definition.source),
+      model_name(definition.unigram          ? "Unigram"
+                 : definition.bpe.byte_level ? "byte-level BPE"
+                                             : "BPE"),
       all_tokens(std::move(definition.all_tokens)),
-      bpe(std::move(definition.vocabulary), std::move(definition.merges), std::move(definition.bpe),
-          definition.source),
+      model(make_model(definition)),
       raw_splitter(make_splitter(definition, false)),
       normalized_splitter(make_splitter(definition, true)),
       normalizer(std::move(definition.normalizer)),
@@ -197,23 +232,34 @@ Tokenizer Tokenizer::from_json(const Json& json, std::string_view source) {
   return Tokenizer(read_tokenizer_json(Part(json, std::string(source), "")));
 }
 
-Tokenizer Tokenizer::from_file(const std::string& tokenizer_json_path) {
-  return from_json(read_json_file(tokenizer_json_path), tokenizer_json_path);
+Tokenizer Tokenizer::from_file(const std::string& path) {
+  if (path.ends_with(".json")) return from_json(read_json_file(path), path);
+  return Tokenizer(read_sentencepiece(MappedFile::open(path).bytes(), path));
 }
 
 Tokenizer Tokenizer::from_folder(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json";
+  const std::string pieces_path = folder + "/tokenizer.model";
   const std::string config_path = folder + "/tokenizer_config.json";
-  if (!file_exists(path)) {
+  const bool is_json = file_exists(path);
+  if (!is_json && !file_exists(pieces_path)) {
     throw FileError(path +
-                    ": is not there; copy the model's tokenizer.json into the folder, or "
-                    "use token ids instead of text");
+                    ": is not there, nor is tokenizer.model; copy the model's tokenizer into the "
+                    "folder, or use token ids instead of text");
   }
-  const Json json = read_json_file(path);
-  Definition definition = read_tokenizer_json(Part(json, path, ""));
+  Json json;
+  Definition definition;
+  if (is_json) {
+    json = read_json_file(path);
+    definition = read_tokenizer_json(Part(json, path, ""));
+  } else {
+    definition = read_sentencepiece(MappedFile::open(pieces_path).bytes(), pieces_path);
+  }
   if (file_exists(config_path)) {
     const Json config = read_json_file(config_path);
-    read_tokenizer_config(Part(config, config_path, ""), definition);
+    const Part root(config, config_path, "");
+    if (!is_json) read_piece_config(root, definition);
+    read_tokenizer_config(root, definition);
   }
   return Tokenizer(std::move(definition));
 }
@@ -222,6 +268,9 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   WorkspacePool::Lease lease(state_->workspaces);
   Workspace& workspace = *lease;
   if (valid_utf8_prefix(text) != text.size()) {
+    if (!options.plain_text.empty()) {
+      throw FormatError(state_->source + ": a text with marked parts is not valid UTF-8");
+    }
     workspace.valid.clear();
     append_lossy_utf8(workspace.valid, text);
     text = workspace.valid;
@@ -230,17 +279,43 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, const EncodeOption
   ids.reserve(text.size() / 4 + 8);
   const PostProcessor& post = state_->post_processor;
   if (options.add_special_tokens) ids = post.prefix;
-  state_->raw_splitter.split(text, options.parse_special,
+  state_->raw_splitter.split(text, options.parse_special, options.plain_text,
                              [&](size_t begin, size_t end, const AddedToken* token) {
                                if (token) {
                                  ids.push_back(token->id);
-                               } else {
+                               } else if (options.plain_text.empty()) {
                                  state_->encode_segment(text.substr(begin, end - begin), begin == 0,
                                                         options, workspace, ids);
+                               } else {
+                                 state_->encode_mixed(text, {begin, end}, options, workspace, ids);
                                }
                              });
   if (options.add_special_tokens) ids.insert(ids.end(), post.suffix.begin(), post.suffix.end());
   return ids;
+}
+
+/// A segment that holds plain text. Where special tokens are looked for in normalized text, which
+/// has lost the places of its parts, each part is encoded alone.
+void Tokenizer::State::encode_mixed(std::string_view text, ByteRange segment,
+                                    const EncodeOptions& options, Workspace& workspace,
+                                    std::vector<int32_t>& ids) const {
+  EncodeOptions plain = options;
+  plain.parse_special = false;
+  const auto encode = [&](size_t begin, size_t end, const EncodeOptions& how) {
+    if (begin < end) {
+      encode_segment(text.substr(begin, end - begin), begin == 0, how, workspace, ids);
+    }
+  };
+  if (!normalized_splitter.has_special()) return encode(segment.begin, segment.end, plain);
+  size_t done = segment.begin;
+  for (const ByteRange& range : options.plain_text) {
+    if (range.end <= done) continue;
+    if (range.begin >= segment.end) break;
+    encode(done, std::max(done, range.begin), options);
+    encode(std::max(done, range.begin), std::min(range.end, segment.end), plain);
+    done = std::min(range.end, segment.end);
+  }
+  encode(done, segment.end, options);
 }
 
 void Tokenizer::State::encode_segment(std::string_view segment, bool at_start,
@@ -250,7 +325,7 @@ void Tokenizer::State::encode_segment(std::string_view segment, bool at_start,
     segment = workspace.normalized;
   }
   normalized_splitter.split(
-      segment, options.parse_special, [&](size_t begin, size_t end, const AddedToken* token) {
+      segment, options.parse_special, {}, [&](size_t begin, size_t end, const AddedToken* token) {
         if (token) {
           ids.push_back(token->id);
         } else {
@@ -276,11 +351,11 @@ void Tokenizer::State::encode_word(std::string_view word, const EncodeOptions& o
     if (!known.empty()) {
       ids.insert(ids.end(), known.begin(), known.end());
     } else {
-      bpe.encode(word, workspace.bpe, ids);
+      model->encode(word, workspace.model, ids);
       workspace.words.put(key, std::span(ids).subspan(first));
     }
   } else {
-    bpe.encode(word, workspace.bpe, ids);
+    model->encode(word, workspace.model, ids);
   }
   if (!options.parse_special) encode_without_specials(word, first, workspace, ids);
 }
@@ -291,14 +366,14 @@ void Tokenizer::State::encode_word(std::string_view word, const EncodeOptions& o
 void Tokenizer::State::encode_without_specials(std::string_view word, size_t first,
                                                Workspace& workspace,
                                                std::vector<int32_t>& ids) const {
-  const auto forged = [&](int32_t id) { return is_special(id) && id != bpe.unk_id(); };
+  const auto forged = [&](int32_t id) { return is_special(id) && id != model->unk_id(); };
   const auto begin = [&] { return ids.begin() + static_cast<ptrdiff_t>(first); };
   if (std::none_of(begin(), ids.end(), forged)) return;
   ids.resize(first);
-  bpe.encode_by_merges(word, workspace.bpe, ids);
+  model->encode_by_merges(word, workspace.model, ids);
   if (std::none_of(begin(), ids.end(), forged)) return;
   ids.resize(first);
-  bpe.encode_unmerged(word, workspace.bpe, ids);
+  model->encode_unmerged(word, workspace.model, ids);
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
@@ -312,10 +387,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
     append_lossy_utf8(text, bytes);
     return text;
   }
-  std::vector<std::string> tokens;
-  for (const int32_t id : ids) {
-    if (state.is_decoded(id, skip_special)) tokens.emplace_back(state.spelling(id));
-  }
+  std::vector<std::string> tokens = state.spellings(ids, skip_special);
   if (state.decoder) state.decoder->apply(tokens);
   for (size_t i = 0; i < tokens.size(); ++i) {
     if (i > 0 && !state.decoder) text += ' ';
@@ -323,6 +395,8 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
   }
   return text;
 }
+
+std::string_view Tokenizer::model_name() const { return state_->model_name; }
 
 int32_t Tokenizer::vocab_size() const { return state_->all_tokens.id_end(); }
 
@@ -339,9 +413,9 @@ const std::vector<AddedToken>& Tokenizer::added_tokens() const { return state_->
 
 std::vector<std::pair<std::string, std::string>> Tokenizer::merges() const {
   std::vector<std::pair<std::string, std::string>> merges;
-  merges.reserve(state_->bpe.merges().size());
-  const Vocabulary& vocabulary = state_->bpe.vocabulary();
-  for (const auto& [left, right] : state_->bpe.merges()) {
+  merges.reserve(state_->model->merges().size());
+  const Vocabulary& vocabulary = state_->model->vocabulary();
+  for (const auto& [left, right] : state_->model->merges()) {
     merges.emplace_back(vocabulary.token(left), vocabulary.token(right));
   }
   return merges;
@@ -376,14 +450,24 @@ std::string Tokenizer::Stream::push(int32_t id) {
   if (!state.decodes_in_parts || !state.decoder->settled_after(state.spelling(id))) {
     return "";
   }
-  return finish();
+  const bool waits =
+      !started_ && state.decode_inside(ids_).size() <= state.decoder->bytes_at_start();
+  return waits && state.decoder->bytes_at_start() > 0 ? "" : take();
+}
+
+std::string Tokenizer::Stream::take() {
+  std::string text = started_ ? tokenizer_->state_->decode_inside(ids_) : tokenizer_->decode(ids_);
+  started_ = true;
+  ids_.clear();
+  return text;
 }
 
 std::string Tokenizer::Stream::finish() {
-  std::string text = tokenizer_->decode(ids_);
+  std::string text = tokenizer_->state_->decodes_in_parts ? take() : tokenizer_->decode(ids_);
   append_lossy_utf8(text, bytes_);
   ids_.clear();
   bytes_.clear();
+  started_ = false;
   return text;
 }
 

@@ -17,11 +17,20 @@ namespace tokenization {
 struct Definition;
 }
 
+/// Bytes [begin, end) of a text.
+struct ByteRange {
+  size_t begin, end;
+};
+
 struct EncodeOptions {
   /// Run the post-processor (BOS and the like).
   bool add_special_tokens = true;
-  /// Recognise special tokens inside the text. Off for message contents (case B24).
+  /// Recognise special tokens inside the text.
   bool parse_special = true;
+  /// Parts of the text, ascending and disjoint, in which special tokens are not recognised though
+  /// they are elsewhere: message contents inside a chat template (case B24). No added token reaches
+  /// over an end of such a part. The text must then be valid UTF-8.
+  std::span<const ByteRange> plain_text = {};
 };
 
 /// One entry of added_tokens.
@@ -31,18 +40,22 @@ struct AddedToken {
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
 };
 
-/// A tokenizer read from tokenizer.json (formats.md §2.3) or from GGUF metadata. Immutable after
+/// A tokenizer read from tokenizer.json (formats.md §2.3), from tokenizer.model (SentencePiece) or
+/// from GGUF metadata. Immutable after
 /// loading; encode and decode may be called from many threads. Parts that are not implemented make
 /// loading fail with UnsupportedError that names the part; nothing is guessed.
 class Tokenizer {
  public:
-  /// `folder`/tokenizer.json with tokenizer_config.json beside it if there is one.
+  /// `folder`/tokenizer.json, else tokenizer.model, with tokenizer_config.json beside it if there
+  /// is one.
   static Tokenizer from_folder(const std::string& folder);
-  static Tokenizer from_file(const std::string& tokenizer_json_path);
+  /// A tokenizer.json if the name ends in .json, else a SentencePiece model.
+  static Tokenizer from_file(const std::string& path);
   /// A parsed tokenizer.json; `source` begins every message.
   static Tokenizer from_json(const Json& json, std::string_view source);
-  /// The keys tokenizer.ggml.* of a byte-level BPE tokenizer ("gpt2"). Texts are normalized as in
-  /// the tokenizer.json of the models that use this `pre`.
+  /// The keys tokenizer.ggml.* of a byte-level BPE tokenizer ("gpt2"), of pieces with scores
+  /// ("llama") or of Gemma 4 ("gemma4"). Texts are normalized as in the tokenizer.json of the
+  /// models that use this `pre`.
   static Tokenizer from_gguf(const GgufMetadata& metadata, std::string_view source);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
@@ -52,6 +65,8 @@ class Tokenizer {
   std::vector<int32_t> encode(std::string_view text, const EncodeOptions& options = {}) const;
   std::string decode(std::span<const int32_t> ids, bool skip_special = false) const;
 
+  /// "byte-level BPE", "BPE" or "Unigram".
+  std::string_view model_name() const;
   /// Highest id + 1.
   int32_t vocab_size() const;
   /// The token's own spelling (byte-level alphabet and all); empty if no token has this id.
@@ -81,10 +96,13 @@ class Tokenizer {
     std::string finish();
 
    private:
+    std::string take();
+
     const Tokenizer* tokenizer_;
     bool skip_special_;
     std::string bytes_;         // byte-level decoders: bytes of a character that is not complete
     std::vector<int32_t> ids_;  // other decoders: the ids that are not told yet
+    bool started_ = false;      // some ids were told
   };
 
  private:

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "convert/companions.h"
 #include "convert/core/file.h"
 #include "convert/core/sha256.h"
 #include "convert/core/version.h"
-#include "quantizer/companions.h"
 #include "quantizer/recipe.h"
 
 namespace assay {

@@ -9,12 +9,12 @@
 #include <filesystem>
 #include <system_error>
 
+#include "convert/companions.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/file_system.h"
 #include "convert/core/hashed_file.h"
 #include "convert/core/version.h"
-#include "quantizer/companions.h"
 #include "quantizer/config_patch.h"
 #include "quantizer/manifest.h"
 

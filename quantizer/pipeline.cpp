@@ -9,7 +9,6 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/sha256.h"
-#include "convert/tokenizer.h"
 #include "quantizer/fingerprint.h"
 #include "quantizer/layer_loop.h"
 #include "quantizer/run_report.h"
@@ -32,10 +31,7 @@ std::string parent_of(const std::string& path) {
 
 std::optional<TokenWindows> load_windows(const RunPlan& plan, const RunOptions& options) {
   if (!plan.calibrated) return std::nullopt;
-  const auto encoder = [&] {
-    return make_text_encoder(
-        std::make_shared<const Tokenizer>(Tokenizer::from_folder(options.model)));
-  };
+  const auto encoder = [&] { return make_text_encoder(options.model); };
   const ModelSpec& spec = plan.checkpoint->spec();
   TokenWindows windows =
       load_calibration(options.calibration, options.dataset, spec.vocab_size, encoder);

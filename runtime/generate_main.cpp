@@ -5,6 +5,7 @@
 #include <iostream>
 #include <iterator>
 
+#include "convert/chat/chat_prompt.h"
 #include "convert/checkpoint.h"
 #include "convert/core/sha256.h"
 #include "convert/core/version.h"
@@ -41,21 +42,120 @@ std::string read_prompt(const Arguments& arguments) {
 
 void check_sources(const Arguments& arguments) {
   int given = 0;
-  for (const char* name : {"prompt", "prompt-file", "token-ids"}) given += arguments.given(name);
+  for (const char* name : {"prompt", "prompt-file", "token-ids", "messages"}) {
+    given += arguments.given(name);
+  }
   if (given != 1) {
     throw UsageError(
         fmt::format("{} prompts were given; use exactly one of --prompt, "
-                    "--prompt-file and --token-ids",
+                    "--prompt-file, --token-ids and --messages",
                     given == 0 ? "no" : "several"));
+  }
+  if (arguments.flag("chat") || arguments.given("messages")) {
+    for (const char* name : {"token-ids", "no-add-special", "no-parse-special"}) {
+      if (arguments.given(name)) {
+        throw UsageError(fmt::format("--{} does not go with --chat: the template decides", name));
+      }
+    }
+    return;
+  }
+  for (const char* name : {"system", "chat-template", "template-variables", "date"}) {
+    if (arguments.given(name)) throw UsageError(fmt::format("--{} needs --chat", name));
   }
 }
 
-std::vector<int32_t> prompt_ids(const Arguments& arguments,
-                                const std::optional<Tokenizer>& tokenizer) {
-  if (arguments.given("token-ids")) return parse_token_ids(arguments.text("token-ids"));
-  return tokenizer->encode(read_prompt(arguments),
-                           {.add_special_tokens = !arguments.flag("no-add-special"),
-                            .parse_special = !arguments.flag("no-parse-special")});
+/// The template that the user names, or the model's own (case B55: without one, chat is refused).
+chat::ChatTemplate open_template(const Arguments& arguments, const Checkpoint& checkpoint) {
+  if (const auto path = arguments.optional_text("chat-template")) {
+    return chat::ChatTemplate::parse(read_text_file(*path), *path);
+  }
+  const GgufFile* gguf = checkpoint.gguf();
+  const std::optional<chat::TemplateText> found =
+      gguf != nullptr ? chat::find_template(gguf->metadata(), checkpoint.path())
+                      : chat::find_template(checkpoint.path());
+  if (!found) {
+    throw UnsupportedError(fmt::format(
+        "{}: the model has no chat template, so that --chat cannot know how it marks turns; name "
+        "one with --chat-template FILE, or continue a text without --chat",
+        checkpoint.path()));
+  }
+  return chat::ChatTemplate::parse(found->text, found->source);
+}
+
+struct Conversation {
+  Json messages = Json::array();
+  Json tools;  // null: none
+};
+
+/// --messages (an array, or an object with "messages" and "tools"), or --prompt as one message of
+/// the user; --system goes in front.
+Conversation read_conversation(const Arguments& arguments) {
+  Conversation conversation;
+  if (const auto path = arguments.optional_text("messages")) {
+    const std::string text = *path == "-"
+                                 ? std::string(std::istreambuf_iterator<char>(std::cin), {})
+                                 : read_text_file(*path);
+    Json json = parse_json(text, *path == "-" ? "standard input" : *path);
+    if (json.is_object()) {
+      if (const Json* tools = json.find("tools")) conversation.tools = *tools;
+      conversation.messages = json.at("messages");
+    } else {
+      conversation.messages = std::move(json);
+    }
+  } else {
+    conversation.messages.push(
+        Json::object().set("role", "user").set("content", read_prompt(arguments)));
+  }
+  if (!arguments.given("system")) return conversation;
+  Json all = Json::array();
+  all.push(Json::object().set("role", "system").set("content", arguments.text("system")));
+  for (const Json& message : conversation.messages.as_array()) all.push(message);
+  conversation.messages = std::move(all);
+  return conversation;
+}
+
+/// A rendered conversation: case B24, its messages cannot become special tokens.
+struct Prompt {
+  std::vector<int32_t> ids;
+  std::optional<std::string> text;  // what the chat template made
+};
+
+Prompt render_chat(const Arguments& arguments, const Checkpoint& checkpoint,
+                   const Tokenizer& tokenizer, Terminal& terminal) {
+  const chat::ChatTemplate chat_template = open_template(arguments, checkpoint);
+  const Conversation conversation = read_conversation(arguments);
+  chat::RenderOptions options;
+  if (arguments.given("date")) options.date = chat::parse_date(arguments.text("date"));
+  if (const auto variables = arguments.optional_text("template-variables")) {
+    options.variables = parse_json(*variables, "--template-variables");
+    if (!options.variables.is_object()) {
+      throw UsageError("--template-variables: expected a JSON object");
+    }
+  }
+  const chat::Text text =
+      chat::render(chat_template, tokenizer, conversation.messages, conversation.tools, options);
+  Prompt prompt{chat::encode(text, tokenizer), text.bytes()};
+  if (prompt.ids.empty()) throw FormatError("the chat template makes an empty prompt");
+  const std::span<const int32_t> prefix = tokenizer.special_prefix();
+  if (!prefix.empty() && prompt.ids.front() != prefix.front()) {
+    terminal.log(LogLevel::kWarning,
+                 fmt::format("the chat template does not begin with token {}, which the tokenizer "
+                             "puts in front of other texts",
+                             prefix.front()));
+  }
+  return prompt;
+}
+
+Prompt make_prompt(const Arguments& arguments, const Checkpoint& checkpoint,
+                   const std::optional<Tokenizer>& tokenizer, Terminal& terminal) {
+  if (arguments.given("token-ids")) return {parse_token_ids(arguments.text("token-ids")), {}};
+  if (arguments.flag("chat") || arguments.given("messages")) {
+    return render_chat(arguments, checkpoint, *tokenizer, terminal);
+  }
+  return {tokenizer->encode(read_prompt(arguments),
+                            {.add_special_tokens = !arguments.flag("no-add-special"),
+                             .parse_special = !arguments.flag("no-parse-special")}),
+          {}};
 }
 
 /// Case B25: a prompt that brings its own BOS gets a second one from the tokenizer.
@@ -151,16 +251,17 @@ std::string stats_text(const Generation& run, size_t n_prompt) {
       tpot > 0.0 ? 1.0 / tpot : 0.0, run.elapsed_s, sha256_of_token_ids(run.token_ids));
 }
 
-Json result_json(const Generation& run, std::span<const int32_t> prompt, const Printer& printer,
+Json result_json(const Generation& run, const Prompt& prompt, const Printer& printer,
                  const Executor& executor) {
   Json result = Json::object();
   result.set("arithmetic", kArithmetic).set("device", executor.device_name());
   result.set("kv_type", kv_type_name(executor.options().kv_type));
-  result.set("prompt_ids", ids_json(prompt)).set("token_ids", ids_json(run.token_ids));
+  if (prompt.text) result.set("prompt", *prompt.text);
+  result.set("prompt_ids", ids_json(prompt.ids)).set("token_ids", ids_json(run.token_ids));
   result.set("token_ids_sha256", sha256_of_token_ids(run.token_ids));
   if (printer.shows_text()) result.set("text", printer.text());
   result.set("stop_reason", stop_reason_name(run.stop_reason));
-  result.set("stats", stats_json(run, prompt.size()));
+  result.set("stats", stats_json(run, prompt.ids.size()));
   return result;
 }
 
@@ -170,15 +271,15 @@ ExitCode run_generate(const Arguments& arguments, Terminal& terminal) {
   const auto checkpoint = open_checkpoint(arguments.text("MODEL"), terminal);
   const ModelSpec& spec = checkpoint->spec();
   const std::optional<Tokenizer> tokenizer = open_tokenizer(arguments, *checkpoint);
-  const std::vector<int32_t> prompt = prompt_ids(arguments, tokenizer);
-  warn_of_two_bos(prompt, tokenizer && tokenizer->bos_id() ? tokenizer->bos_id() : spec.bos_id,
+  const Prompt prompt = make_prompt(arguments, *checkpoint, tokenizer, terminal);
+  warn_of_two_bos(prompt.ids, tokenizer && tokenizer->bos_id() ? tokenizer->bos_id() : spec.bos_id,
                   terminal);
   options.stop_ids = stop_ids(arguments, spec, tokenizer);
 
-  const auto executor = load_model(arguments, checkpoint, static_cast<int64_t>(prompt.size()),
+  const auto executor = load_model(arguments, checkpoint, static_cast<int64_t>(prompt.ids.size()),
                                    options.max_new_tokens, terminal);
   Printer printer(terminal, arguments.flag("raw-ids") ? nullptr : &*tokenizer, options.stop_ids);
-  const Generation run = generate(*executor, 0, prompt, options, [&](int32_t id) {
+  const Generation run = generate(*executor, 0, prompt.ids, options, [&](int32_t id) {
     printer.push(id);
     return !stop_requested();
   });
@@ -186,7 +287,7 @@ ExitCode run_generate(const Arguments& arguments, Terminal& terminal) {
   if (terminal.json()) {
     terminal.print(result_json(run, prompt, printer, *executor).dump() + "\n");
   } else if (arguments.flag("stats")) {
-    terminal.log(LogLevel::kInfo, stats_text(run, prompt.size()));
+    terminal.log(LogLevel::kInfo, stats_text(run, prompt.ids.size()));
   }
   if (run.stop_reason == StopReason::kInterrupted) {
     throw StoppedError(fmt::format("stopped after {} new tokens", run.token_ids.size()));
@@ -212,6 +313,36 @@ std::vector<Option> generate_command_options() {
        .value_name = "IDS",
        .help = "Prompt as token ids, separated by commas or spaces; nothing is added.",
        .group = "Input"},
+      {.name = "chat",
+       .kind = ValueKind::kFlag,
+       .help = "Take the prompt as a message of the user and render it by the model's chat "
+               "template. What messages say never becomes a special token.",
+       .group = "Chat"},
+      {.name = "messages",
+       .kind = ValueKind::kPath,
+       .value_name = "FILE",
+       .help = "JSON file of a conversation, rendered by the chat template: an array of objects "
+               "with role and content, or an object with messages and tools; - reads standard "
+               "input.",
+       .group = "Chat"},
+      {.name = "system",
+       .value_name = "TEXT",
+       .help = "System message in front of the others.",
+       .group = "Chat"},
+      {.name = "chat-template",
+       .kind = ValueKind::kPath,
+       .value_name = "FILE",
+       .help = "Template to use instead of the model's own.",
+       .group = "Chat"},
+      {.name = "template-variables",
+       .value_name = "JSON",
+       .help = "Further variables of the template, as a JSON object.",
+       .group = "Chat"},
+      {.name = "date",
+       .value_name = "DAY",
+       .help = "The day, as 2026-01-31, for templates that print it; without, they do not know it, "
+               "so that a prompt is the same every day.",
+       .group = "Chat"},
       {.name = "tokenizer",
        .kind = ValueKind::kPath,
        .value_name = "PATH",
@@ -307,6 +438,8 @@ const Command& generate_command() {
                    {"assay generate tests/data/llama-tiny -p \"NAME\" -n 64 --temperature 0.8 "
                     "--top-p 0.95 --seed 7 --stats",
                     "A drawn continuation that everyone can repeat, with timings."},
+                   {"assay generate MODEL --chat -p \"Hello\" --system \"Be brief.\"",
+                    "The answer of a model with a chat template."},
                    {"assay generate tests/data/llama-tiny --token-ids 0,17,4 -n 8 --raw-ids",
                     "Ids in, ids out: no tokenizer takes part."}},
       .run = run_generate,

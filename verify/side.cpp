@@ -18,6 +18,7 @@ std::string_view kind_of(CheckpointKind kind) {
     case CheckpointKind::kCompressedTensors:
       return "compressed-tensors folder";
     case CheckpointKind::kGptq:
+    case CheckpointKind::kAwq:
       return "GPTQ folder";
     case CheckpointKind::kGguf:
       return "GGUF file";

@@ -245,14 +245,17 @@ class CompressedTensorsLayout final : public QuantizedLayout {
     } else if (ledger.take(zero_name) != nullptr) {
       ledger.problem(fmt::format("\"{}\" is there although config.json says symmetric", zero_name));
     }
+    std::vector<int32_t> group_of;
     if (const SafetensorsEntry* index = ledger.take(module + ".weight_g_idx")) {
-      check_group_index(*index, columns, group_size, ledger);
+      group_of = read_group_index(*index, columns, group_size, ledger);
     }
     if (packed == nullptr || scale == nullptr || (!scheme.symmetric && zero_point == nullptr)) {
       return nullptr;
     }
-    return std::make_unique<CompressedMatrix>(integer_format(scheme.bits, scheme.symmetric), rows,
-                                              columns, group_size, *packed, *scale, zero_point);
+    return in_group_order(
+        std::make_unique<CompressedMatrix>(integer_format(scheme.bits, scheme.symmetric), rows,
+                                           columns, group_size, *packed, *scale, zero_point),
+        std::move(group_of));
   }
 
   static void check_weight_shape(const SafetensorsEntry* entry, int64_t rows, int64_t columns,

@@ -147,12 +147,14 @@ class GptqLayout final : public QuantizedLayout {
         ledger.require(module + ".qzeros", {n_groups, rows / per_word}, {DType::kI32});
     const SafetensorsEntry* scales = ledger.require(module + ".scales", {n_groups, rows},
                                                     {DType::kF16, DType::kBF16, DType::kF32});
+    std::vector<int32_t> group_of;
     if (const SafetensorsEntry* index = ledger.take(module + ".g_idx")) {
-      check_group_index(*index, columns, group_size, ledger);
+      group_of = read_group_index(*index, columns, group_size, ledger);
     }
     if (qweight == nullptr || qzeros == nullptr || scales == nullptr) return nullptr;
-    return std::make_unique<GptqMatrix>(scheme_, rows, columns, group_size, *qweight, *qzeros,
-                                        *scales);
+    return in_group_order(std::make_unique<GptqMatrix>(scheme_, rows, columns, group_size, *qweight,
+                                                       *qzeros, *scales),
+                          std::move(group_of));
   }
 
  private:

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "convert/checkpoint/act_order.h"
 #include "convert/core/error.h"
 #include "convert/families/config_reader.h"
 
@@ -15,9 +16,11 @@ std::unique_ptr<QuantizedLayout> read_quantization_config(const Json& json,
   const std::string method = config.text("quant_method");
   if (method == "compressed-tensors") return read_compressed_tensors_config(json, source);
   if (method == "gptq") return read_gptq_config(json, source);
-  throw UnsupportedError(fmt::format(
-      "{}: quant_method \"{}\" is not supported; compressed-tensors (pack-quantized) and gptq are",
-      source, method));
+  if (method == "awq") return read_awq_config(json, source);
+  throw UnsupportedError(
+      fmt::format("{}: quant_method \"{}\" is not supported; compressed-tensors (pack-quantized), "
+                  "gptq and awq are",
+                  source, method));
 }
 
 int64_t check_group_size(const std::string& module, int bits, int64_t group_size, int64_t columns) {
@@ -35,31 +38,35 @@ int64_t check_group_size(const std::string& module, int bits, int64_t group_size
   return group_size;
 }
 
-void check_group_index(const SafetensorsEntry& entry, int64_t columns, int64_t group_size,
-                       TensorLedger& ledger) {
+std::vector<int32_t> read_group_index(const SafetensorsEntry& entry, int64_t columns,
+                                      int64_t group_size, TensorLedger& ledger) {
   if (entry.view.shape != Shape{columns} || entry.view.dtype != DType::kI32) {
     ledger.problem(fmt::format("\"{}\" is {} {}, expected I32 [{}]", entry.name,
                                dtype_name(entry.view.dtype), to_string(entry.view.shape), columns));
-    return;
+    return {};
   }
   const int64_t n_groups = (columns + group_size - 1) / group_size;
   bool natural = true;
+  std::vector<int32_t> group_of;
   for (int64_t k = 0; k < columns; ++k) {
     int32_t group = 0;
     std::memcpy(&group, entry.view.bytes.data() + 4 * k, 4);
     if (group < 0 || group >= n_groups) {
       ledger.problem(fmt::format("\"{}\"[{}] is {}, expected a group from 0 to {}", entry.name, k,
                                  group, n_groups - 1));
-      return;
+      return {};
     }
     natural = natural && group == k / group_size;
+    group_of.push_back(group);
   }
-  if (!natural) {
-    throw UnsupportedError(fmt::format(
-        "\"{}\": the columns are grouped in activation order, which is not supported; quantize "
-        "again with static groups (act-order static, desc_act=false or actorder=weight)",
-        entry.name));
-  }
+  if (natural) group_of.clear();
+  return group_of;
+}
+
+std::unique_ptr<const TensorOnDisk> in_group_order(std::unique_ptr<const TensorOnDisk> matrix,
+                                                   std::vector<int32_t> group_of) {
+  if (group_of.empty()) return matrix;
+  return std::make_unique<ActOrderMatrix>(std::move(matrix), std::move(group_of));
 }
 
 }  // namespace assay

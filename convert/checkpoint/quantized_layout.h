@@ -29,6 +29,9 @@ std::unique_ptr<QuantizedLayout> read_compressed_tensors_config(const Json& json
 /// `quantization_config` of GPTQ, versions 1 and 2, 4 and 8 bits. Source: formats.md §3.3.
 std::unique_ptr<QuantizedLayout> read_gptq_config(const Json& json, const std::string& source);
 
+/// `quantization_config` of AWQ, layout gemm, 4 bits with zero points. Source: formats.md §3.4.
+std::unique_ptr<QuantizedLayout> read_awq_config(const Json& json, const std::string& source);
+
 /// Chooses by `quant_method`.
 std::unique_ptr<QuantizedLayout> read_quantization_config(const Json& json,
                                                           const std::string& source);
@@ -37,9 +40,12 @@ std::unique_ptr<QuantizedLayout> read_quantization_config(const Json& json,
 /// divides `columns`, or columns that do not fill 32-bit words. Returns columns per scale.
 int64_t check_group_size(const std::string& module, int bits, int64_t group_size, int64_t columns);
 
-/// Checks a column → group table: length and range (FormatError by way of the ledger), and that it
-/// is the natural order column / group_size (else UnsupportedError). Case B40.
-void check_group_index(const SafetensorsEntry& entry, int64_t columns, int64_t group_size,
-                       TensorLedger& ledger);
+/// The group of each column; empty if it is the natural one, column / group_size. Length and range
+/// are checked (FormatError by way of the ledger). Case B40.
+std::vector<int32_t> read_group_index(const SafetensorsEntry& entry, int64_t columns,
+                                      int64_t group_size, TensorLedger& ledger);
+/// `matrix` with columns that belong to these groups; as it is for an empty list.
+std::unique_ptr<const TensorOnDisk> in_group_order(std::unique_ptr<const TensorOnDisk> matrix,
+                                                   std::vector<int32_t> group_of);
 
 }  // namespace assay

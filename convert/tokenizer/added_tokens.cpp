@@ -70,7 +70,8 @@ uint32_t StringMatcher::child(uint32_t node, uint8_t byte) const {
   return found != edges.end() && found->byte == byte ? found->node : 0;
 }
 
-std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, size_t from) const {
+std::optional<StringMatcher::Match> StringMatcher::find(
+    std::string_view text, size_t from, FunctionRef<bool(const Match&)> accepts) const {
   for (size_t begin = from; begin < text.size(); ++begin) {
     if (!starts_[static_cast<uint8_t>(text[begin])]) continue;
     std::optional<Match> longest;
@@ -78,7 +79,9 @@ std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, s
     for (size_t end = begin; end < text.size();) {
       node = child(node, static_cast<uint8_t>(text[end++]));
       if (node == 0) break;
-      if (nodes_[node].string != kNoString) longest = Match{begin, end, nodes_[node].string};
+      if (nodes_[node].string == kNoString) continue;
+      const Match match{begin, end, nodes_[node].string};
+      if (accepts(match)) longest = match;
     }
     if (longest) return longest;
   }
@@ -87,13 +90,35 @@ std::optional<StringMatcher::Match> StringMatcher::find(std::string_view text, s
 
 AddedTokenSplitter::AddedTokenSplitter(std::vector<AddedToken> tokens,
                                        const std::vector<std::string>& contents)
-    : tokens_(std::move(tokens)), matcher_(contents) {}
+    : tokens_(std::move(tokens)), matcher_(contents) {
+  has_special_ = std::any_of(tokens_.begin(), tokens_.end(),
+                             [](const AddedToken& token) { return token.special; });
+}
 
-void AddedTokenSplitter::split(std::string_view text, bool parse_special, Sink sink) const {
+namespace {
+
+/// Whether a token at [begin, end) is wholly outside of plain text, or wholly inside and not
+/// special.
+bool may_stand(size_t begin, size_t end, bool special, std::span<const ByteRange> plain_text) {
+  const auto range = std::partition_point(plain_text.begin(), plain_text.end(),
+                                          [&](const ByteRange& r) { return r.end <= begin; });
+  if (range == plain_text.end()) return true;
+  if (range->begin > begin) return end <= range->begin;
+  return end <= range->end && !special;
+}
+
+}  // namespace
+
+void AddedTokenSplitter::split(std::string_view text, bool parse_special,
+                               std::span<const ByteRange> plain_text, Sink sink) const {
+  const auto accepts = [&](const StringMatcher::Match& match) {
+    return plain_text.empty() ||
+           may_stand(match.begin, match.end, tokens_[match.index].special, plain_text);
+  };
   size_t done = 0;  // may lie beyond the next match if rstrip took in what begins it
   size_t from = 0;
   while (!tokens_.empty()) {
-    const std::optional<StringMatcher::Match> match = matcher_.find(text, from);
+    const std::optional<StringMatcher::Match> match = matcher_.find(text, from, accepts);
     if (!match) break;
     // A match that the flags refuse is not searched again for a shorter token inside.
     from = match->end;

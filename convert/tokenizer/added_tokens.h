@@ -3,6 +3,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,8 +23,9 @@ class StringMatcher {
 
   /// Strings are not empty; of equal ones the first counts.
   explicit StringMatcher(const std::vector<std::string>& strings);
-  /// The first match that begins at or after `from`.
-  std::optional<Match> find(std::string_view text, size_t from) const;
+  /// The first match that begins at or after `from`, of those that `accepts`.
+  std::optional<Match> find(std::string_view text, size_t from,
+                            FunctionRef<bool(const Match&)> accepts) const;
 
  private:
   struct Edge {
@@ -48,15 +50,17 @@ class AddedTokenSplitter {
   /// is.
   AddedTokenSplitter(std::vector<AddedToken> tokens, const std::vector<std::string>& contents);
 
-  bool empty() const { return tokens_.empty(); }
+  bool has_special() const { return has_special_; }
 
   /// Calls sink(begin, end, token) for each part in order; token is null for text between tokens.
-  /// Without `parse_special`, special tokens are text.
+  /// Without `parse_special`, special tokens are text. `plain_text`: see EncodeOptions.
   using Sink = FunctionRef<void(size_t begin, size_t end, const AddedToken* token)>;
-  void split(std::string_view text, bool parse_special, Sink sink) const;
+  void split(std::string_view text, bool parse_special, std::span<const ByteRange> plain_text,
+             Sink sink) const;
 
  private:
   std::vector<AddedToken> tokens_;
+  bool has_special_ = false;
   StringMatcher matcher_;
 };
 

@@ -7,6 +7,7 @@
 #include "convert/core/error.h"
 #include "convert/tokenizer/byte_level.h"
 #include "convert/tokenizer/unicode.h"
+#include "convert/tokenizer/unigram.h"
 
 namespace assay::tokenization {
 namespace {
@@ -44,39 +45,38 @@ void MergeTable::set(int32_t left, int32_t right, Merge merge) {
   slots_[slot] = {key, merge};
 }
 
-Bpe::Bpe(Vocabulary vocabulary, std::vector<std::pair<int32_t, int32_t>> merges, BpeOptions options,
-         const std::string& source)
+Bpe::Bpe(Vocabulary vocabulary, std::vector<std::pair<int32_t, int32_t>> merges,
+         const std::vector<uint32_t>& ranks, BpeOptions options, const std::string& source)
     : vocabulary_(std::move(vocabulary)),
       merges_(std::move(merges)),
       options_(std::move(options)),
       source_(source) {
   table_.reserve(merges_.size());
   std::string merged;
-  for (size_t rank = 0; rank < merges_.size(); ++rank) {
-    const auto [left, right] = merges_[rank];
+  for (size_t i = 0; i < merges_.size(); ++i) {
+    const auto [left, right] = merges_[i];
+    const auto rank = ranks.empty() ? static_cast<uint32_t>(i) : ranks[i];
     // The prefix of continuing subwords stands once, before the whole.
     const std::string_view tail = vocabulary_.token(right);
     merged = vocabulary_.token(left);
     merged += tail.substr(std::min(options_.continuing_subword_prefix.size(), tail.size()));
     const std::optional<int32_t> id = vocabulary_.find(merged);
     if (!id) {
-      throw FormatError(source + ": merge " + std::to_string(rank) + ": \"" + merged +
+      throw FormatError(source + ": merge " + std::to_string(i) + ": \"" + merged +
                         "\" is not in the vocabulary");
     }
-    table_.set(left, right, {static_cast<uint32_t>(rank), *id});
+    table_.set(left, right, {rank, *id});
   }
   ranks_only_rise_ = ranks_only_rise();
   if (options_.unk_token) unk_id_ = vocabulary_.find(*options_.unk_token);
-  constexpr char kHex[] = "0123456789ABCDEF";
   all_bytes_known_ = true;
   for (uint32_t byte = 0; byte < 256; ++byte) {
     std::string spelling;
     append_utf8(spelling, byte_to_character(static_cast<uint8_t>(byte)));
     byte_ids_[byte] = vocabulary_.find(spelling).value_or(-1);
     all_bytes_known_ &= byte_ids_[byte] >= 0;
-    const char fallback[] = {'<', '0', 'x', kHex[byte >> 4], kHex[byte & 15u], '>', '\0'};
-    fallback_ids_[byte] = vocabulary_.find(fallback).value_or(-1);
   }
+  fallback_ids_ = byte_fallback_ids(vocabulary_);
   if (options_.ignore_merges && options_.byte_level) {
     words_.emplace();
     words_->reserve(vocabulary_.size(), 0);
@@ -299,14 +299,12 @@ void Bpe::merge_by_bucket(Scratch& scratch) const {
 /// Whether every merge has a higher rank than all merges that make one of its two tokens.
 bool Bpe::ranks_only_rise() const {
   std::vector<uint32_t> highest(static_cast<size_t>(vocabulary_.id_end()));  // rank + 1
-  for (uint32_t rank = 0; rank < merges_.size(); ++rank) {
-    const auto [left, right] = merges_[rank];
+  for (const auto& [left, right] : merges_) {
     const MergeTable::Merge merge = table_.find(left, right);
     highest[static_cast<size_t>(merge.id)] =
         std::max(highest[static_cast<size_t>(merge.id)], merge.rank + 1);
   }
-  for (uint32_t rank = 0; rank < merges_.size(); ++rank) {
-    const auto [left, right] = merges_[rank];
+  for (const auto& [left, right] : merges_) {
     const uint32_t own = table_.find(left, right).rank + 1;
     if (highest[static_cast<size_t>(left)] >= own || highest[static_cast<size_t>(right)] >= own) {
       return false;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "convert/tokenizer/model.h"
 #include "convert/tokenizer/vocabulary.h"
 
 namespace assay::tokenization {
@@ -64,32 +65,20 @@ class MergeTable {
 
 /// Byte pair encoding: a word becomes its characters' tokens, then the merge of lowest rank is
 /// applied, leftmost first, until none is left. Immutable after construction.
-class Bpe {
+class Bpe : public Model {
  public:
-  /// A symbol of a long word, in a list.
-  struct Symbol {
-    int32_t id;
-    uint32_t rank;            // of the merge with the next symbol
-    uint32_t next, previous;  // positions in the word
-  };
-  /// Memory for encode(); one per thread, kept between words.
-  struct Scratch {
-    std::vector<int32_t> ids;
-    std::vector<Symbol> symbols;
-    std::vector<uint64_t> heap;
-    std::vector<uint32_t> open_ranks;
-    std::vector<std::vector<uint32_t>> buckets;  // by rank: positions; all empty between words
-    std::string spelling;
-  };
+  using Symbol = ModelScratch::Symbol;
+  using Scratch = ModelScratch;
 
-  /// `merges` as pairs of ids in rank order. Throws FormatError (message begins with `source`) if a
-  /// merged token is not in the vocabulary.
-  Bpe(Vocabulary vocabulary, std::vector<std::pair<int32_t, int32_t>> merges, BpeOptions options,
-      const std::string& source);
+  /// `merges` as pairs of ids in rank order; `ranks` of each where they are not their indices:
+  /// rising, below the number of merges, equal for merges of which the leftmost goes first. Throws
+  /// FormatError (message begins with `source`) if a merged token is not in the vocabulary.
+  Bpe(Vocabulary vocabulary, std::vector<std::pair<int32_t, int32_t>> merges,
+      const std::vector<uint32_t>& ranks, BpeOptions options, const std::string& source);
 
-  /// Appends the ids of one word (valid UTF-8, not empty). Throws FormatError for a character that
-  /// the vocabulary lacks if unk_token is set and is not in the vocabulary either.
-  void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const {
+  /// Throws FormatError for a character that the vocabulary lacks if unk_token is set and is not in
+  /// the vocabulary either.
+  void encode(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const override {
     if (options_.ignore_merges) {
       if (const auto id = find_word(word)) {
         ids.push_back(*id);
@@ -98,15 +87,14 @@ class Bpe {
     }
     encode_by_merges(word, scratch, ids);
   }
-  /// The same without the shortcut of ignore_merges.
-  void encode_by_merges(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const;
+  void encode_by_merges(std::string_view word, Scratch& scratch,
+                        std::vector<int32_t>& ids) const override;
+  void encode_unmerged(std::string_view word, Scratch& scratch,
+                       std::vector<int32_t>& ids) const override;
 
-  /// The tokens of the single characters.
-  void encode_unmerged(std::string_view word, Scratch& scratch, std::vector<int32_t>& ids) const;
-
-  std::optional<int32_t> unk_id() const { return unk_id_; }
-  const Vocabulary& vocabulary() const { return vocabulary_; }
-  const std::vector<std::pair<int32_t, int32_t>>& merges() const { return merges_; }
+  std::optional<int32_t> unk_id() const override { return unk_id_; }
+  const Vocabulary& vocabulary() const override { return vocabulary_; }
+  const std::vector<std::pair<int32_t, int32_t>>& merges() const override { return merges_; }
   const BpeOptions& options() const { return options_; }
 
  private:

@@ -6,6 +6,7 @@
 #include "convert/tokenizer/byte_level.h"
 #include "convert/tokenizer/expansion.h"
 #include "convert/tokenizer/pattern.h"
+#include "convert/tokenizer/pre_tokenizer.h"
 #include "convert/tokenizer/unicode.h"
 
 namespace assay::tokenization {
@@ -104,11 +105,42 @@ class Strip : public Decoder {
       token = std::string(text);
     }
   }
+  bool changes_start_only() const override { return stop_ == 0; }
+  size_t bytes_at_start() const override { return start_ * content_.size(); }
   StepKind kind() const override { return StepKind::kLocal; }
 
  private:
   std::string content_;  // one character
   uint64_t start_, stop_;
+};
+
+/// Marks become spaces; those of the first token, which were put in front, go away.
+class Metaspace : public Decoder {
+ public:
+  Metaspace(std::string mark, bool drops_first)
+      : mark_(std::move(mark)), drops_first_(drops_first) {}
+  void apply(std::vector<std::string>& tokens) const override { apply(tokens, drops_first_); }
+  void apply_inside(std::vector<std::string>& tokens) const override { apply(tokens, false); }
+  StepKind kind() const override { return StepKind::kLocal; }
+
+ private:
+  void apply(std::vector<std::string>& tokens, bool first) const {
+    for (std::string& token : tokens) {
+      std::string out;
+      size_t done = 0;
+      for (size_t at = token.find(mark_); at != std::string::npos; at = token.find(mark_, done)) {
+        out.append(token, done, at - done);
+        if (!first) out += ' ';
+        done = at + mark_.size();
+      }
+      out.append(token, done);
+      token = std::move(out);
+      first = false;
+    }
+  }
+
+  std::string mark_;
+  bool drops_first_;
 };
 
 class Replace : public Decoder {
@@ -145,6 +177,25 @@ class Sequence : public Decoder {
       check_expansion(n_before, size_of(tokens));
     }
   }
+  void apply_inside(std::vector<std::string>& tokens) const override {
+    const size_t n_before = size_of(tokens);
+    bool fused = false;
+    for (const auto& step : steps_) {
+      if (fused && step->changes_start_only()) continue;
+      step->apply_inside(tokens);
+      check_expansion(n_before, size_of(tokens));
+      fused |= step->kind() == StepKind::kFuse;
+    }
+  }
+  size_t bytes_at_start() const override {
+    size_t n_bytes = 0;
+    bool fused = false;
+    for (const auto& step : steps_) {
+      if (fused && step->changes_start_only()) n_bytes += step->bytes_at_start();
+      fused |= step->kind() == StepKind::kFuse;
+    }
+    return n_bytes;
+  }
   bool settled_after(std::string_view last_token) const override {
     for (const auto& step : steps_) {
       if (!step->settled_after(last_token)) return false;
@@ -159,6 +210,8 @@ class Sequence : public Decoder {
       const StepKind next = step->kind();
       if (next == StepKind::kFuse && so_far != StepKind::kGlobal) {
         so_far = StepKind::kFuse;
+      } else if (so_far == StepKind::kFuse && step->changes_start_only()) {
+        continue;
       } else if (next != StepKind::kLocal || so_far != StepKind::kLocal) {
         return StepKind::kGlobal;  // works on the bytes of, or after, the joined text
       }
@@ -196,6 +249,10 @@ std::unique_ptr<Decoder> make_decoder(const Part& part) {
   if (type == "ByteFallback") return std::make_unique<ByteFallback>();
   if (type == "Fuse") return std::make_unique<Fuse>();
   if (type == "Strip") return make_strip(part);
+  if (type == "Metaspace") {
+    const MetaspaceRules rules = read_metaspace(part);
+    return std::make_unique<Metaspace>(rules.mark, rules.prefix != MetaspacePrefix::kNever);
+  }
   if (type == "Replace") {
     const Part pattern = part.member("pattern");
     const Part content = part.member("content");

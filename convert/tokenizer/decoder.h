@@ -13,7 +13,7 @@ namespace assay::tokenization {
 enum class StepKind {
   kBytes,   // each token adds bytes_of_token(); the whole is then read as UTF-8
   kLocal,   // changes tokens one by one, or runs of tokens that settled_after() ends
-  kFuse,    // joins all tokens into one, changing nothing
+  kFuse,    // joins all tokens into one, changing nothing but its begin
   kGlobal,  // may look at the whole text
 };
 
@@ -22,6 +22,12 @@ class Decoder {
  public:
   virtual ~Decoder() = default;
   virtual void apply(std::vector<std::string>& tokens) const = 0;
+  /// The same for tokens that do not begin the text: without what is taken away there.
+  virtual void apply_inside(std::vector<std::string>& tokens) const { apply(tokens); }
+  /// Bytes that apply() may take away at the begin of the joined text.
+  virtual size_t bytes_at_start() const { return 0; }
+  /// Whether, applied to the joined text, it changes its begin alone.
+  virtual bool changes_start_only() const { return false; }
   /// Whether what `last_token` (a spelling) and the tokens before it decode to stays the same
   /// whatever token follows.
   virtual bool settled_after(std::string_view last_token) const {

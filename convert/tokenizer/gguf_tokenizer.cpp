@@ -7,6 +7,8 @@
 #include "convert/core/error.h"
 #include "convert/tokenizer/definition.h"
 #include "convert/tokenizer/gguf_pre.h"
+#include "convert/tokenizer/scored_merges.h"
+#include "convert/tokenizer/sentencepiece.h"
 #include "convert/tokenizer/unicode.h"
 
 namespace assay::tokenization {
@@ -30,9 +32,11 @@ class Reader {
   Definition read() {
     definition_.source = source_;
     const std::string model = string("tokenizer.ggml.model");
+    if (model == "llama" || model == "gemma4") return read_pieces(model == "llama");
     if (model != "gpt2") {
       throw UnsupportedError(place("tokenizer.ggml.model") + "\"" + model +
-                             "\" is not implemented; expected \"gpt2\" (byte-level BPE)");
+                             "\" is not implemented; expected \"gpt2\" (byte-level BPE), "
+                             "\"llama\" or \"gemma4\"");
     }
     const std::string name = string("tokenizer.ggml.pre");
     const std::optional<GgufPre> pre = find_gguf_pre(name);
@@ -40,7 +44,7 @@ class Reader {
       throw UnsupportedError(place("tokenizer.ggml.pre") + "\"" + name +
                              "\" is not implemented; known are " + gguf_pre_names());
     }
-    read_tokens();
+    read_tokens(false);
     read_merges();
     definition_.bpe.ignore_merges = pre->ignore_merges;
     build(*pre);
@@ -71,7 +75,35 @@ class Reader {
     return *elements;
   }
 
-  void read_tokens() {
+  /// Vocabularies whose pieces spell a space as U+2581, with scores or with merges.
+  Definition read_pieces(bool has_scores) {
+    read_tokens(true);
+    if (has_scores) {
+      const auto& scores = array<float>("tokenizer.ggml.scores", "float32");
+      if (scores.size() != n_tokens_) {
+        throw FormatError(place("tokenizer.ggml.scores") + "has " + std::to_string(scores.size()) +
+                          " entries for " + std::to_string(n_tokens_) + " tokens");
+      }
+      ScoredMerges merges = merges_of_scores(definition_.vocabulary, scores, merged_, source_);
+      definition_.merges = std::move(merges.merges);
+      definition_.merge_ranks = std::move(merges.ranks);
+    } else {
+      read_merges();
+    }
+    const bool falls_back = definition_.all_tokens.find("<0x00>").has_value();
+    set_piece_rules({.add_space_prefix =
+                         metadata_.boolean("tokenizer.ggml.add_space_prefix").value_or(has_scores),
+                     .byte_fallback = falls_back},
+                    definition_);
+    if (const auto unk = special("tokenizer.ggml.unknown_token_id")) unk_id_ = unk;
+    if (unk_id_) definition_.bpe.unk_token = std::string(definition_.all_tokens.token(*unk_id_));
+    read_specials(true);
+    return std::move(definition_);
+  }
+
+  /// Text may become special tokens only where they are looked for; with `pieces`, merges may
+  /// nevertheless go through them.
+  void read_tokens(bool pieces) {
     const auto& tokens = array<std::string>("tokenizer.ggml.tokens", "strings");
     const auto& types = array<int32_t>("tokenizer.ggml.token_type", "int32");
     if (types.size() != tokens.size()) {
@@ -83,6 +115,7 @@ class Reader {
                         " entries; at most " + std::to_string(Vocabulary::kIdLimit) +
                         " can be read");
     }
+    n_tokens_ = tokens.size();
     std::vector<int32_t> added;
     for (size_t i = 0; i < tokens.size(); ++i) {
       const auto id = static_cast<int32_t>(i);
@@ -90,7 +123,17 @@ class Reader {
         throw FormatError(place("tokenizer.ggml.tokens") + "entry " + std::to_string(i) +
                           " is not valid UTF-8");
       }
-      switch (static_cast<TokenType>(types[i])) {
+      const auto type = static_cast<TokenType>(types[i]);
+      if (type == TokenType::kNormal || type == TokenType::kUserDefined) merged_.push_back(id);
+      if (type == TokenType::kUnknown) unk_id_ = id;
+      if (pieces && (type == TokenType::kUnknown || type == TokenType::kControl ||
+                     type == TokenType::kUserDefined)) {
+        if (!definition_.vocabulary.add(tokens[i], id)) {
+          throw FormatError(place("tokenizer.ggml.tokens") + "\"" + tokens[i] + "\" (id " +
+                            std::to_string(i) + ") stands there twice");
+        }
+      }
+      switch (type) {
         case TokenType::kUnused:
           // Ids without a token are filled with [PAD<id>]; text must never become one.
           if (tokens[i] == "[PAD" + std::to_string(i) + "]") break;
@@ -189,6 +232,9 @@ class Reader {
   const GgufMetadata& metadata_;
   std::string source_;
   Definition definition_;
+  size_t n_tokens_ = 0;
+  std::vector<int32_t> merged_;  // ids that merges may make
+  std::optional<int32_t> unk_id_;
 };
 
 }  // namespace

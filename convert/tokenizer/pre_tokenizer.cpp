@@ -140,6 +140,40 @@ class PrefixSpace : public PreTokenizer {
   }
 };
 
+/// Spaces become a mark, which also begins the text and each piece.
+class Metaspace : public PreTokenizer {
+ public:
+  Metaspace(std::string mark, MetaspacePrefix prefix, bool splits)
+      : mark_(std::move(mark)), prefix_(prefix), splits_(splits) {}
+  void split(const Piece& piece, PieceSink sink) const override {
+    std::string text;
+    for (const char c : piece.text) {
+      if (c == ' ') {
+        text += mark_;
+      } else {
+        text += c;
+      }
+    }
+    const bool wanted = prefix_ == MetaspacePrefix::kAlways ||
+                        (prefix_ == MetaspacePrefix::kFirst && piece.at_start);
+    if (wanted && !text.starts_with(mark_)) text.insert(0, mark_);
+    if (!splits_) return sink({text, piece.at_start});
+    const Piece whole{text, piece.at_start};
+    for (size_t begin = 0; begin < text.size();) {
+      const size_t next =
+          text.find(mark_, begin == 0 && !text.starts_with(mark_) ? 0 : begin + mark_.size());
+      const size_t end = next == std::string::npos ? text.size() : next;
+      emit(whole, begin, end, sink);
+      begin = end;
+    }
+  }
+
+ private:
+  std::string mark_;
+  MetaspacePrefix prefix_;
+  bool splits_;
+};
+
 class ToByteLevel : public PreTokenizer {
  public:
   void split(const Piece& piece, PieceSink sink) const override {
@@ -186,12 +220,37 @@ void add_steps(const Part& part, Steps& steps) {
       steps.push_back(std::make_unique<SplitByRule>(find_splitter(kGpt2Pattern)));
     }
     steps.push_back(std::make_unique<ToByteLevel>());
+  } else if (type == "Metaspace") {
+    const MetaspaceRules rules = read_metaspace(part);
+    steps.push_back(std::make_unique<Metaspace>(rules.mark, rules.prefix, rules.splits));
   } else {
     part.unsupported(fmt::format("the pre-tokenizer \"{}\" is not implemented", type));
   }
 }
 
 }  // namespace
+
+MetaspaceRules read_metaspace(const Part& part) {
+  MetaspaceRules rules;
+  const Part mark = part.member("replacement");
+  rules.mark = mark.string();
+  if (rules.mark.empty() || decode_character(rules.mark.data()).length != rules.mark.size()) {
+    mark.malformed("must be one character");
+  }
+  if (const auto scheme = part.optional_member("prepend_scheme")) {
+    const std::string& name = scheme->string();
+    if (name == "first") {
+      rules.prefix = MetaspacePrefix::kFirst;
+    } else if (name == "never") {
+      rules.prefix = MetaspacePrefix::kNever;
+    } else if (name != "always") {
+      scheme->malformed(fmt::format("\"{}\"; expected always, first or never", name));
+    }
+  }
+  if (!part.boolean_or("add_prefix_space", true)) rules.prefix = MetaspacePrefix::kNever;
+  rules.splits = part.boolean_or("split", true);
+  return rules;
+}
 
 PreTokenizerPlan make_pre_tokenizer(const Part& part) {
   Steps steps;

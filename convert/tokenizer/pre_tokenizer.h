@@ -32,6 +32,16 @@ struct PreTokenizerPlan {
   bool byte_level_model = false;
 };
 
+/// Where Metaspace puts its mark in front.
+enum class MetaspacePrefix { kAlways, kFirst, kNever };
+/// A "Metaspace", which is a pre-tokenizer and a decoder.
+struct MetaspaceRules {
+  std::string mark;  // one character
+  MetaspacePrefix prefix = MetaspacePrefix::kAlways;
+  bool splits = true;
+};
+MetaspaceRules read_metaspace(const Part& part);
+
 /// Throws UnsupportedError for a type that is not implemented.
 PreTokenizerPlan make_pre_tokenizer(const Part& part);
 

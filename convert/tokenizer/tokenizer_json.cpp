@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <charconv>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -72,12 +73,44 @@ void read_merges(const Part& part, Definition& definition) {
   }
 }
 
+/// "vocab" of a Unigram model: [["token", score], …], ids in order.
+void read_unigram(const Part& model, Definition& definition) {
+  const Part vocab = model.member("vocab");
+  if (!vocab.json().is_array() || vocab.json().as_array().empty()) {
+    vocab.malformed("must be an array of [token, score]");
+  }
+  const Json::Array& entries = vocab.json().as_array();
+  UnigramParts parts;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const Json& entry = entries[i];
+    const bool is_pair = entry.is_array() && entry.as_array().size() == 2 &&
+                         entry.as_array()[0].is_string() && entry.as_array()[1].is_number();
+    if (!is_pair || i >= static_cast<size_t>(Vocabulary::kIdLimit)) {
+      vocab.elements()[i].malformed("must be [token, score], and an id below 2,097,152");
+    }
+    const auto id = static_cast<int32_t>(i);
+    if (!definition.vocabulary.add(entry.as_array()[0].as_string(), id)) {
+      vocab.elements()[i].malformed("stands there twice");
+    }
+    parts.scores.push_back(entry.as_array()[1].as_number());
+    if (!entry.as_array()[0].as_string().empty()) parts.pieces.push_back(id);
+  }
+  if (const auto unk = model.optional_member("unk_id")) {
+    const int64_t id = unk->integer();
+    if (id < 0 || id >= definition.vocabulary.id_end()) unk->malformed("is the id of no token");
+    parts.options.unk_id = static_cast<int32_t>(id);
+  }
+  parts.options.byte_fallback = model.boolean_or("byte_fallback", false);
+  definition.unigram = std::move(parts);
+}
+
 void read_model(const Part& model, Definition& definition) {
   // Old files leave the type out; a vocabulary with merges is BPE.
   const bool typed = model.optional_member("type").has_value();
+  if (typed && model.type() == "Unigram") return read_unigram(model, definition);
   if (typed && model.type() != "BPE") {
     model.unsupported(
-        fmt::format("the model \"{}\" is not implemented; expected BPE", model.type()));
+        fmt::format("the model \"{}\" is not implemented; expected BPE or Unigram", model.type()));
   }
   if (const auto dropout = model.optional_member("dropout")) {
     if (!dropout->json().is_number() || dropout->json().as_number() != 0.0) {
@@ -170,6 +203,9 @@ Definition read_tokenizer_json(const Part& root) {
   if (const auto part = root.optional_member("pre_tokenizer")) {
     definition.pre_tokenizer = make_pre_tokenizer(*part);
     definition.bpe.byte_level = definition.pre_tokenizer.byte_level_model;
+    if (definition.unigram && definition.bpe.byte_level) {
+      part->unsupported("ByteLevel before a Unigram model is not implemented");
+    }
   }
   if (const auto part = root.optional_member("post_processor")) {
     definition.post_processor = make_post_processor(*part, definition.all_tokens);
@@ -180,7 +216,8 @@ Definition read_tokenizer_json(const Part& root) {
   const Json* normalizer = root.json().find("normalizer");
   const Json* pre_tokenizer = root.json().find("pre_tokenizer");
   const BpeOptions& bpe = definition.bpe;
-  if (bpe.continuing_subword_prefix.empty() && bpe.end_of_word_suffix.empty()) {
+  if (!definition.unigram && bpe.continuing_subword_prefix.empty() &&
+      bpe.end_of_word_suffix.empty()) {
     if (const auto pre = gguf_pre_of(normalizer ? *normalizer : kNull,
                                      pre_tokenizer ? *pre_tokenizer : kNull, bpe.ignore_merges)) {
       definition.gguf_pre = std::string(*pre);
@@ -201,6 +238,36 @@ void read_tokenizer_config(const Part& root, Definition& definition) {
   };
   find("bos_token", definition.bos_id);
   find("eos_token", definition.eos_id);
+}
+
+void read_piece_config(const Part& root, Definition& definition) {
+  if (const auto added = root.optional_member("added_tokens_decoder")) {
+    if (!added->json().is_object()) added->malformed("must be an object");
+    for (const auto& [key, json] : added->json().as_object()) {
+      const Part entry = added->member(key);
+      AddedToken token;
+      const auto read = std::from_chars(key.data(), key.data() + key.size(), token.id);
+      if (read.ec != std::errc() || read.ptr != key.data() + key.size() || token.id < 0 ||
+          token.id >= Vocabulary::kIdLimit) {
+        entry.malformed("the key is no token id");
+      }
+      // Pieces are known already, with the flags of the model file.
+      if (definition.added_by_id.contains(token.id)) continue;
+      token.content = entry.member("content").string();
+      token.single_word = entry.boolean_or("single_word", false);
+      token.lstrip = entry.boolean_or("lstrip", false);
+      token.rstrip = entry.boolean_or("rstrip", false);
+      token.special = entry.boolean_or("special", false);
+      if (token.content.empty()) continue;
+      add_added_token(definition, std::move(token),
+                      fmt::format("{}: {}", entry.source(), entry.path()));
+    }
+  }
+  if (!root.boolean_or("add_bos_token", true)) definition.post_processor.prefix.clear();
+  if (root.boolean_or("add_eos_token", false)) {
+    if (!definition.eos_id) root.malformed("add_eos_token is set, but there is no EOS");
+    definition.post_processor.suffix = {*definition.eos_id};
+  }
 }
 
 }  // namespace assay::tokenization

@@ -9,7 +9,9 @@
 #include "calibrate/npy.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/tokenizer.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
 
 namespace assay {
 namespace {
@@ -19,14 +21,14 @@ using testing::HasSubstr;
 
 constexpr int64_t kVocabulary = 256;
 
-// One id per byte; documents begin with 1, '<' is id 2 only where special tokens count.
+// One id per byte; documents begin with 1.
 TextEncoder byte_encoder(bool with_bos = true) {
   TextEncoder encoder;
   if (with_bos) encoder.bos_id = 1;
-  encoder.encode = [with_bos](std::string_view text, bool parse_special) {
+  encoder.encode = [with_bos](std::string_view text) {
     std::vector<int32_t> ids;
     if (with_bos) ids.push_back(1);
-    for (const char c : text) ids.push_back(c == '<' && parse_special ? 2 : c);
+    ids.insert(ids.end(), text.begin(), text.end());
     return ids;
   };
   return encoder;
@@ -86,16 +88,45 @@ TEST(Dataset, ReadsNoFurtherThanItNeeds) {
   EXPECT_EQ(windows.n_windows, 2);
 }
 
-TEST(Dataset, MessagesBecomeRoleLinesWithoutSpecialTokens) {
+TEST(Dataset, MessagesAreRenderedByTheChatTemplateOfTheModel) {
   const test::TemporaryDirectory folder;
-  const std::string path = folder.write(
-      "data.jsonl",
-      "{\"messages\": [{\"role\": \"u\", \"content\": \"<x\"}, {\"role\": \"a\", \"content\": "
-      "\"y\"}]}\n");
+  const test::TinyModel tiny = test::make_tiny_model();
+  const std::string model = tiny.write(folder.file("m"));
+  write_text_file(model + "/chat_template.jinja",
+                  "{{ bos_token }}{% for m in messages %}{{ m.content }}<|pad|>"
+                  "{% endfor %}{% if add_generation_prompt %}x{% endif %}{{ tools }}");
+  const std::string path =
+      folder.write("data.jsonl",
+                   "{\"messages\": [{\"role\": \"u\", \"content\": \"<|eos|>\"}], \"tools\": 7}\n");
+  const Tokenizer tokenizer = Tokenizer::from_folder(model);
+  std::vector<int32_t> expected = {0};
+  for (const int32_t id :
+       tokenizer.encode("<|eos|>", {.add_special_tokens = false, .parse_special = false})) {
+    expected.push_back(id);
+  }
+  expected.push_back(2);
+  for (const int32_t id : tokenizer.encode("7", {.add_special_tokens = false})) {
+    expected.push_back(id);
+  }
 
-  const TokenWindows windows = load(path, {.window_length = 11});
+  const TokenWindows windows = load_calibration(
+      path, {.window_length = static_cast<int64_t>(expected.size())},
+      tiny.config.at("vocab_size").as_integer(), [&] { return make_text_encoder(model); });
 
-  EXPECT_THAT(windows.ids, ElementsAre(1, 'u', ':', ' ', '<', 'x', '\n', 'a', ':', ' ', 'y'));
+  EXPECT_EQ(windows.ids, expected);
+}
+
+TEST(Case_B55, MessagesWithoutAChatTemplateAreRefused) {
+  const test::TemporaryDirectory folder;
+  const std::string path =
+      folder.write("data.jsonl", "{\"messages\": [{\"role\": \"u\", \"content\": \"x\"}]}\n");
+
+  try {
+    load(path, {.window_length = 2});
+    FAIL();
+  } catch (const UnsupportedError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("data.jsonl:1: the model has no chat template"));
+  }
 }
 
 TEST(Dataset, InputIdsOfLinesAreDocuments) {

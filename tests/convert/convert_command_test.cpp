@@ -7,6 +7,7 @@
 #include "convert/checkpoint.h"
 #include "convert/cli/text_table.h"
 #include "convert/commands.h"
+#include "convert/core/file.h"
 #include "convert/core/json.h"
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
@@ -229,6 +230,105 @@ TEST(Units, GroupDigitsByThousands) {
   EXPECT_EQ(grouped_digits(999), "999");
   EXPECT_EQ(grouped_digits(1000), "1,000");
   EXPECT_EQ(grouped_digits(-1234567), "-1,234,567");
+}
+
+TEST_F(ModelCommands, ConvertToHfWritesAFolderThatReadsAsTheModel) {
+  const std::string gguf = folder_.file("a.gguf"), out = folder_.file("back");
+  json_of({"convert", llama_tiny_, "--out", gguf});
+
+  const Json dry = json_of({"convert", gguf, "--to", "hf", "--dry-run"});
+  const RunResult result = run({"convert", gguf, "--to", "hf", "--out", out});
+
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("model.layers.*.self_attn.q_proj.weight"),
+                                testing::EndsWith("\n" + out + "\n")));
+  EXPECT_EQ(dry.at("bytes").as_integer(), 2 * 4'458'240);
+  EXPECT_EQ(run({"inspect", "--diff", llama_tiny_, out}).exit_code, 1);  // config.json differs
+  EXPECT_EQ(json_of({"inspect", out}).at("parameters"), Json(4'458'240));
+  EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out}).exit_code, 2);
+  EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--force"}).exit_code, 0);
+  EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--pure"}).exit_code, 2);
+  EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--type", "Q8_0"}).exit_code, 2);
+  EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
+}
+
+TEST_F(ModelCommands, InspectDiffComparesAFolderWithItsGguf) {
+  const std::string exact = folder_.file("exact.gguf"), rounded = folder_.file("rounded.gguf");
+  json_of({"convert", llama_tiny_, "--out", exact});
+  json_of({"convert", llama_tiny_, "--type", "Q8_0", "--out", rounded});
+
+  const Json same = json_of({"inspect", "--diff", llama_tiny_, exact});
+  const RunResult text = run({"inspect", "--diff", exact, rounded});
+  const RunResult json = run({"inspect", "--diff", exact, rounded, "--json"});
+  const Json differences = parse_json(json.out, "stdout");
+
+  EXPECT_EQ(same.at("equal"), Json(true));
+  EXPECT_EQ(same.at("tensors").at("equal"), Json(29));
+  EXPECT_EQ(text.exit_code, 1);
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("general.file_type: 32 | 7"), HasSubstr("blk.0.attn_q.weight"),
+                    HasSubstr("7 tensors hold the same values")));
+  for (const Json& item : differences.at("values").as_array()) {
+    EXPECT_GT(item.at("n_different").as_integer(), 0);
+    EXPECT_LE(item.at("rms").as_number(), item.at("max").as_number());
+    EXPECT_LT(item.at("rms").as_number(), 0.02 * item.at("rms_a").as_number());
+  }
+  EXPECT_EQ(run({"inspect", "--diff", exact}).exit_code, 2);
+  EXPECT_EQ(run({"inspect", exact, exact}).exit_code, 2);
+}
+
+TEST_F(ModelCommands, InspectDiffSeesOneChangedValueAndMissingTensors) {
+  TinyModel a = make_tiny_model(), b = a;
+  auto& bytes = b.tensor("model.norm.weight").bytes;
+  bytes[1] = std::byte{0x41};
+  bytes[0] = std::byte{0};
+  const std::string path_a = a.write(folder_.file("a")), path_b = b.write(folder_.file("b"));
+
+  const RunResult result = run({"inspect", "--diff", path_a, path_b, "--json"});
+  const Json diff = parse_json(result.out, "stdout");
+
+  EXPECT_EQ(result.exit_code, 1);
+  ASSERT_EQ(diff.at("values").as_array().size(), 1u);
+  EXPECT_EQ(diff.at("values").as_array()[0].at("tensor"), Json("model.norm.weight"));
+  EXPECT_EQ(diff.at("values").as_array()[0].at("n_different"), Json(1));
+  EXPECT_TRUE(diff.at("keys").at("different").as_array().empty());
+}
+
+TEST_F(ModelCommands, InspectListsAModelWhoseTensorsDoNotFitWithTheProblem) {
+  TinyModel model = make_tiny_model();
+  model.erase("model.layers.1.mlp.up_proj.weight");
+  model.rename("model.norm.weight", "model.nrom.weight");
+
+  const RunResult result = run({"inspect", model.write(folder_.file("model"))});
+
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Problems:"), HasSubstr("up_proj.weight"),
+                                HasSubstr("model.nrom.weight"), HasSubstr("Weights:")));
+}
+
+TEST_F(ModelCommands, InspectSaysWhichEnginesLoadAModelAndWhatIsWrongWithItsTemplate) {
+  const std::string path = quantized_folder({.group_size = 32});
+  write_text_file(path + "/chat_template.jinja", "{% include 'x' %}");
+
+  const Json summary = json_of({"inspect", path});
+
+  EXPECT_EQ(summary.at("engines").as_array()[0].at("engine"), Json("vLLM"));
+  EXPECT_THAT(summary.at("engines").as_array()[0].at("note").as_string(), HasSubstr("Marlin"));
+  EXPECT_EQ(summary.at("chat_template"), Json(true));
+  EXPECT_THAT(summary.at("problems").dump(), HasSubstr("include"));
+  EXPECT_EQ(summary.at("tokenizer").at("model"), Json("byte-level BPE"));
+}
+
+TEST_F(ModelCommands, InspectCheckCountsZeroScales) {
+  TinyModel model = make_tiny_model();
+  test::quantize_as_compressed_tensors(model, {.group_size = 32});
+  auto& scales = model.tensor("model.layers.0.mlp.down_proj.weight_scale").bytes;
+  std::fill_n(scales.begin(), 4, std::byte{0});
+
+  const RunResult result = run({"inspect", model.write(folder_.file("model")), "--check"});
+
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, HasSubstr("2 scales are zero"));
 }
 
 }  // namespace

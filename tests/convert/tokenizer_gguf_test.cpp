@@ -148,8 +148,8 @@ TEST(TokenizerFromGguf, Case_B15_UnknownSplitRuleIsAnError) {
 
   EXPECT_THAT(message_of<UnsupportedError>(metadata),
               HasSubstr("small.gguf: tokenizer.ggml.pre: \"no-such-rule\" is not implemented"));
-  metadata.set("tokenizer.ggml.model", std::string("llama"));
-  EXPECT_THAT(message_of<UnsupportedError>(metadata), HasSubstr("tokenizer.ggml.model: \"llama\""));
+  metadata.set("tokenizer.ggml.model", std::string("bert"));
+  EXPECT_THAT(message_of<UnsupportedError>(metadata), HasSubstr("tokenizer.ggml.model: \"bert\""));
 }
 
 TEST(TokenizerFromGguf, Case_B28_MissingMergesAreAnError) {

@@ -551,7 +551,8 @@ TEST(TokenizerJson, NamesWhatIsNotImplemented) {
     return message_of<UnsupportedError>(changed);
   };
 
-  EXPECT_THAT(message("model", R"({"type": "Unigram", "vocab": []})"), HasSubstr("\"Unigram\""));
+  EXPECT_THAT(message("model", R"({"type": "WordPiece", "vocab": {}})"),
+              HasSubstr("\"WordPiece\""));
   EXPECT_THAT(message("normalizer", R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, )"
                                     R"({"type": "Precompiled"}]} )"),
               HasSubstr("small.json: normalizer.normalizers[1]: the normalizer \"Precompiled\""));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "convert/core/file.h"
 #include "convert/core/json.h"
 #include "convert/core/sha256.h"
 #include "convert/tokenizer.h"
@@ -215,6 +216,42 @@ TEST_F(Generate, BenchReportsRatesAndTheHashOfTheLogits) {
   EXPECT_TRUE(d.at("nodes").as_array().empty());  // the CPU has none
   EXPECT_GT(p.at("giga_products_per_s").as_number(), 0.0);
   EXPECT_EQ(run({"bench", "train", model_}).exit_code, 2);
+}
+
+TEST_F(Generate, ChatRendersMessagesByTheTemplate) {
+  write_text_file(
+      model_ + "/chat_template.jinja",
+      "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}{{ eos_token }}"
+      "{% endfor %}{% if add_generation_prompt %}say{{ mood }}{% endif %}");
+  const std::string file = folder_.write(
+      "messages.json",
+      R"({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})");
+
+  const Json one = generate_json({"--chat", "-p", "a<|eos|>", "--system", "s", "-n", "1"});
+  const Json two = generate_json(
+      {"--messages", file, "-n", "1", "--template-variables", R"({"mood": "<|eos|>"})"});
+
+  EXPECT_EQ(one.at("prompt"), Json("<|bos|>system:s<|eos|>user:a<|eos|><|eos|>say"));
+  EXPECT_EQ(two.at("prompt"), Json("<|bos|>user:hi<|eos|>assistant:yo<|eos|>say<|eos|>"));
+  const auto count = [](const Json& ids, int64_t id) {
+    return std::count(ids.as_array().begin(), ids.as_array().end(), Json(id));
+  };
+  EXPECT_EQ(count(one.at("prompt_ids"), 0), 1);
+  EXPECT_EQ(count(one.at("prompt_ids"), 1), 2);  // not the one that the message spells
+  EXPECT_EQ(count(two.at("prompt_ids"), 1), 2);
+}
+
+TEST_F(Generate, ChatIsRefusedWithoutATemplateAndWithOptionsOfPlainPrompts) {
+  const RunResult none = generate({"--chat", "-p", "a"});
+  const std::string path = folder_.write("t.jinja", "{{ messages[0].content }}");
+
+  EXPECT_EQ(none.exit_code, 7);
+  EXPECT_THAT(none.error, HasSubstr("the model has no chat template"));
+  EXPECT_EQ(generate({"--chat", "-p", "a", "--chat-template", path, "-n", "1"}).exit_code, 0);
+  EXPECT_EQ(generate({"--chat", "--token-ids", "1"}).exit_code, 2);
+  EXPECT_EQ(generate({"--system", "x", "-p", "a"}).exit_code, 2);
+  EXPECT_EQ(generate({"--chat", "-p", "a", "--messages", path}).exit_code, 2);
+  EXPECT_EQ(generate({"--chat", "-p", "a", "--chat-template", path, "--date", "x"}).exit_code, 2);
 }
 
 TEST(ParseTokenIds, TakesCommasSpacesAndLineEnds) {

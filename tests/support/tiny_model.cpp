@@ -447,4 +447,52 @@ void quantize_as_gptq(TinyModel& model, const TinyQuantization& quantization) {
                                                   {"checkpoint_format", "gptq"}}));
 }
 
+void quantize_as_awq(TinyModel& model, const TinyQuantization& quantization) {
+  constexpr int64_t kOrder[] = {0, 2, 4, 6, 1, 3, 5, 7};
+  for (QuantizedLinear& linear : take_linears(model, quantization)) {
+    // Rows of one word per eight outputs, for each column of codes and each group of zero points.
+    const auto pack = [&](const std::vector<uint32_t>& values, int64_t n_columns) {
+      std::vector<uint32_t> words;
+      for (int64_t k = 0; k < n_columns; ++k) {
+        for (int64_t first = 0; first < linear.rows; first += 8) {
+          uint32_t word = 0;
+          for (int64_t i = 0; i < 8; ++i) {
+            word |= values[static_cast<size_t>((first + kOrder[i]) * n_columns + k)] << (4 * i);
+          }
+          words.push_back(word);
+        }
+      }
+      return tensor_of(DType::kI32, {n_columns, linear.rows / 8}, words);
+    };
+    const std::vector<uint32_t> codes(linear.codes.begin(), linear.codes.end());
+    const std::vector<uint32_t> zeros(linear.zeros.begin(), linear.zeros.end());
+    model.add(linear.module + ".qweight", pack(codes, linear.columns));
+    model.add(linear.module + ".qzeros", pack(zeros, linear.n_groups));
+    model.add(linear.module + ".scales",
+              scale_tensor(quantization.scale_dtype, {linear.n_groups, linear.rows},
+                           transposed(linear.scales, linear.rows, linear.n_groups)));
+  }
+  model.config.set("quantization_config", object({{"quant_method", "awq"},
+                                                  {"version", "gemm"},
+                                                  {"bits", 4},
+                                                  {"group_size", quantization.group_size},
+                                                  {"zero_point", true}}));
+}
+
+void set_group_index(TinyModel& model,
+                     int32_t (*group_of)(int64_t k, int64_t columns, int64_t n_groups)) {
+  for (NamedTensor& named : model.tensors) {
+    if (!named.name.ends_with(".g_idx")) continue;
+    const std::string module = named.name.substr(0, named.name.size() - 6);
+    const int64_t columns = named.tensor.shape[0];
+    const int64_t n_groups = model.tensor(module + ".scales").shape[0];
+    std::vector<int32_t> g_idx;
+    for (int64_t k = 0; k < columns; ++k) g_idx.push_back(group_of(k, columns, n_groups));
+    named.tensor = tensor_of(DType::kI32, {columns}, g_idx);
+  }
+  Json quantization = model.config.at("quantization_config");
+  quantization.set("desc_act", true);
+  model.config.set("quantization_config", std::move(quantization));
+}
+
 }  // namespace assay::test

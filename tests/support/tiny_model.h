@@ -82,6 +82,13 @@ void quantize_as_compressed_tensors(TinyModel& model, const TinyQuantization& qu
 /// The same numbers as GPTQ version 1 (zero points 1 … 2^bits − 1).
 void quantize_as_gptq(TinyModel& model, const TinyQuantization& quantization);
 
+/// The same numbers as AWQ, layout gemm; 4 bits.
+void quantize_as_awq(TinyModel& model, const TinyQuantization& quantization);
+/// GPTQ version 1 in activation order: column k of `columns` belongs to group
+/// `group_of(k, columns, n_groups)`.
+void set_group_index(TinyModel& model,
+                     int32_t (*group_of)(int64_t k, int64_t columns, int64_t n_groups));
+
 /// A tensor from its elements; T is the element type that the dtype has in memory.
 template <class T>
 Tensor tensor_of(DType dtype, Shape shape, const std::vector<T>& values) {

@@ -1,4 +1,4 @@
-#include "quantizer/companions.h"
+#include "convert/companions.h"
 
 #include <algorithm>
 #include <filesystem>

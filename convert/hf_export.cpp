@@ -1,0 +1,295 @@
+#include "convert/hf_export.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <set>
+
+#include "convert/companions.h"
+#include "convert/core/error.h"
+#include "convert/core/hashed_file.h"
+#include "convert/core/math64.h"
+#include "convert/core/parallel.h"
+#include "convert/hf_config.h"
+#include "convert/hf_tokenizer.h"
+
+namespace assay {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kRowsPerPiece = 256;
+constexpr float kLargestInverse = 1e30f;  // beyond lie no weights, and NaN
+
+std::string source_type_of(const StoredTensor& stored) {
+  if (!stored.act_order.empty()) return stored.act_order;
+  std::string text(stored.format->name());
+  if (stored.scale_dtype) text += fmt::format(" group {}", stored.group_size);
+  return text;
+}
+
+float rounded(float value, DType dtype) {
+  if (dtype == DType::kBF16) return bf16_to_f32(f32_to_bf16(value));
+  if (dtype == DType::kF16) return f16_to_f32(f32_to_f16(value));
+  return value;
+}
+
+/// Numbers of the same type near `value`, nearest first.
+std::vector<float> neighbours(double value, DType dtype) {
+  const float nearest = rounded(static_cast<float>(value), dtype);
+  std::vector<float> all = {nearest};
+  uint32_t bits = 0;
+  std::memcpy(&bits, &nearest, sizeof(bits));
+  const uint32_t step = dtype == DType::kBF16 ? 1u << 16 : 1u;
+  for (const uint32_t moved : {bits + step, bits - step, bits + 2 * step, bits - 2 * step}) {
+    float other = 0;
+    std::memcpy(&other, &moved, sizeof(other));
+    if (std::fabs(other) < kLargestInverse) all.push_back(other);
+  }
+  return all;
+}
+
+float transformed(GgufTransform transform, float value) {
+  apply_transform(transform, std::span(&value, 1));
+  return value;
+}
+
+/// The text of config.json without its quantization, for values of `dtype`.
+std::string plain_config(const Json& config, std::optional<DType> dtype) {
+  Json plain = Json::object();
+  for (const auto& [key, value] : config.as_object()) {
+    if (key == "quantization_config") continue;
+    const bool is_type = key == "dtype" || key == "torch_dtype";
+    if (is_type && dtype) {
+      plain.set(key, *dtype == DType::kBF16  ? "bfloat16"
+                     : *dtype == DType::kF16 ? "float16"
+                                             : "float32");
+    } else {
+      plain.set(key, value);
+    }
+  }
+  return plain.dump(2) + "\n";
+}
+
+void write_bytes(std::span<const float> values, DType dtype, std::vector<std::byte>& out) {
+  const WeightFormat& format = scalar_format(dtype);
+  out.resize(static_cast<size_t>(format.row_bytes(static_cast<int64_t>(values.size()))));
+  format.encode_row(values, {}, out);
+}
+
+}  // namespace
+
+std::vector<float> invert_transform(GgufTransform transform, std::span<const float> values,
+                                    DType dtype, int64_t& n_inexact) {
+  std::vector<float> result(values.begin(), values.end());
+  if (transform == GgufTransform::kNone || transform == GgufTransform::kInterleaveRope) {
+    return result;
+  }
+  for (float& value : result) {
+    const double inverse = transform == GgufTransform::kAddOne
+                               ? static_cast<double>(value) - 1.0
+                               : (value < 0.0f ? log64(-static_cast<double>(value)) : 0.0);
+    std::vector<float> candidates = neighbours(inverse, dtype);
+    for (const float other : neighbours(inverse, DType::kF32)) candidates.push_back(other);
+    const auto exact = std::find_if(candidates.begin(), candidates.end(), [&](float candidate) {
+      return transformed(transform, candidate) == value;
+    });
+    if (exact == candidates.end()) ++n_inexact;
+    value = exact == candidates.end() ? static_cast<float>(inverse) : *exact;
+  }
+  return result;
+}
+
+HfExport::HfExport(std::shared_ptr<const Checkpoint> checkpoint, const HfExportOptions& options)
+    : checkpoint_(std::move(checkpoint)), options_(options) {
+  warnings_ = checkpoint_->warnings();
+  if (checkpoint_->kind() == CheckpointKind::kGguf) {
+    plan_gguf();
+  } else {
+    plan_folder();
+  }
+  plan_companions();
+}
+
+void HfExport::add_copy(const SafetensorsEntry& entry) {
+  const TensorView& view = entry.view;
+  tensors_.push_back({.name = entry.name,
+                      .shape = view.shape,
+                      .dtype = view.dtype,
+                      .source_type = std::string(dtype_name(view.dtype)),
+                      .copied = true,
+                      .n_values = n_elements(view.shape)});
+  sources_.push_back({.copy = &entry});
+}
+
+void HfExport::add_matrix(const TensorEntry& entry) {
+  tensors_.push_back({.name = entry.hf_name,
+                      .shape = entry.shape,
+                      .dtype = options_.dtype,
+                      .source_type = source_type_of(checkpoint_->stored(entry.role, entry.layer)),
+                      .n_values = n_elements(entry.shape)});
+  sources_.push_back({.entry = &entry});
+}
+
+void HfExport::add_vector(const TensorEntry& entry) {
+  HfTensor tensor{.name = entry.hf_name,
+                  .shape = entry.shape,
+                  .dtype = options_.dtype,
+                  .source_type = source_type_of(checkpoint_->stored(entry.role, entry.layer)),
+                  .n_values = n_elements(entry.shape)};
+  std::vector<float> values =
+      invert_transform(entry.gguf_transform, checkpoint_->vector(entry.role, entry.layer),
+                       tensor.dtype, tensor.n_changed);
+  const bool fits = std::all_of(values.begin(), values.end(),
+                                [&](float value) { return rounded(value, tensor.dtype) == value; });
+  if (!fits) tensor.dtype = DType::kF32;
+  tensors_.push_back(std::move(tensor));
+  sources_.push_back({.entry = &entry, .values = std::move(values)});
+}
+
+/// Everything in the files that is not part of a quantized linear stays as it is.
+void HfExport::plan_folder() {
+  std::set<std::string, std::less<>> parts;
+  for (const TensorEntry& entry : checkpoint_->tensors()) {
+    const StoredTensor& stored = checkpoint_->stored(entry.role, entry.layer);
+    if (!stored.scale_dtype && stored.act_order.empty()) continue;
+    const std::string module = entry.module_name() + ".";
+    for (const std::string& name : checkpoint_->safetensors()->names()) {
+      if (name.starts_with(module) && name != module + "bias") parts.insert(name);
+    }
+    add_matrix(entry);
+  }
+  for (const SafetensorsFile& shard : checkpoint_->safetensors()->shards()) {
+    for (const SafetensorsEntry& entry : shard.tensors()) {
+      if (!parts.contains(entry.name)) add_copy(entry);
+    }
+  }
+}
+
+void HfExport::plan_gguf() {
+  for (const TensorEntry& entry : checkpoint_->tensors()) {
+    if (entry.is_matrix()) {
+      add_matrix(entry);
+    } else {
+      add_vector(entry);
+    }
+  }
+}
+
+void HfExport::plan_companions() {
+  if (checkpoint_->kind() != CheckpointKind::kGguf) {
+    const bool plain = checkpoint_->kind() == CheckpointKind::kHuggingFace;
+    texts_.emplace_back("config.json", plain ? read_text_file(checkpoint_->path() + "/config.json")
+                                             : plain_config(checkpoint_->config(), options_.dtype));
+    copies_ = companion_files(checkpoint_->path());
+  } else {
+    texts_.emplace_back("config.json", config_of_gguf(*checkpoint_, options_.dtype).dump(2) + "\n");
+    texts_.emplace_back("generation_config.json",
+                        generation_config_of_gguf(*checkpoint_).dump(2) + "\n");
+    try {
+      for (auto& file :
+           tokenizer_files_of_gguf(checkpoint_->gguf()->metadata(), checkpoint_->path())) {
+        texts_.push_back(std::move(file));
+      }
+    } catch (const UnsupportedError& error) {
+      warnings_.push_back(fmt::format("the folder gets no tokenizer: {}", error.what()));
+    } catch (const FormatError& error) {
+      warnings_.push_back(fmt::format("the folder gets no tokenizer: {}", error.what()));
+    }
+  }
+  for (const auto& [name, text] : texts_) companions_.push_back(name);
+  companions_.insert(companions_.end(), copies_.begin(), copies_.end());
+}
+
+uint64_t HfExport::weight_bytes() const {
+  uint64_t bytes = 0;
+  for (const HfTensor& tensor : tensors_) {
+    bytes += static_cast<uint64_t>(tensor.n_values) * dtype_bytes(tensor.dtype);
+  }
+  return bytes;
+}
+
+void HfExport::write_matrix(size_t index, const Sink& sink) {
+  HfTensor& tensor = tensors_[index];
+  const TensorEntry& entry = *sources_[index].entry;
+  const CheckpointMatrix matrix = checkpoint_->matrix(entry.role, entry.layer);
+  const auto columns = static_cast<size_t>(matrix.view.columns);
+  const WeightFormat& format = scalar_format(tensor.dtype);
+  const auto row_bytes = static_cast<size_t>(format.row_bytes(matrix.view.columns));
+  std::atomic<int64_t> n_changed = 0, n_infinite = 0;
+  std::vector<std::byte> piece;
+  for (int64_t first = 0; first < matrix.view.rows; first += kRowsPerPiece) {
+    const int64_t n_rows = std::min(kRowsPerPiece, matrix.view.rows - first);
+    piece.resize(static_cast<size_t>(n_rows) * row_bytes);
+    parallel_for(n_rows, 8, [&](int64_t begin, int64_t end) {
+      std::vector<float> values(columns);
+      int64_t changed = 0, infinite = 0;
+      for (int64_t row = begin; row < end; ++row) {
+        matrix.decode_row(first + row, values);
+        for (const float value : values) {
+          const float kept = rounded(value, tensor.dtype);
+          changed += kept == value ? 0 : 1;
+          infinite += std::isfinite(kept) ? 0 : 1;
+        }
+        format.encode_row(
+            values, {}, std::span(piece).subspan(static_cast<size_t>(row) * row_bytes, row_bytes));
+      }
+      n_changed += changed;
+      n_infinite += infinite;
+    });
+    sink(piece);
+  }
+  tensor.n_changed = n_changed;
+  if (n_infinite > 0 && !options_.allow_infinite) {
+    throw NumericError(
+        fmt::format("{}: \"{}\": {} values are NaN or become infinite in {}; choose --type BF16 or "
+                    "F32, or allow "
+                    "it with --allow-infinite",
+                    checkpoint_->path(), tensor.name, n_infinite.load(), dtype_name(tensor.dtype)));
+  }
+}
+
+std::vector<WrittenFile> HfExport::write(
+    const std::string& folder, const std::function<void(uint64_t, const std::string&)>& progress) {
+  std::vector<TensorSource> sources;
+  uint64_t done = 0;
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const auto write_tensor = [this, i, &done, &progress](const Sink& sink) {
+      const HfTensor& tensor = tensors_[i];
+      const Source& source = sources_[i];
+      if (progress) progress(done, tensor.name);
+      if (source.copy != nullptr) {
+        sink(source.copy->view.bytes);
+      } else if (!source.values.empty()) {
+        std::vector<std::byte> bytes;
+        write_bytes(source.values, tensor.dtype, bytes);
+        sink(bytes);
+      } else {
+        write_matrix(i, sink);
+      }
+      done += static_cast<uint64_t>(tensor.n_values) * dtype_bytes(tensor.dtype);
+    };
+    sources.push_back({tensors_[i].name, tensors_[i].dtype, tensors_[i].shape, write_tensor});
+  }
+  std::vector<WrittenFile> written =
+      write_safetensors_model(folder, std::move(sources), options_.max_shard_bytes);
+  for (const auto& [name, text] : texts_) {
+    HashedFile file(folder + "/" + name);
+    file.write(text);
+    written.push_back({name, text.size(), file.commit(), {}});
+  }
+  for (const std::string& name : copies_) {
+    HashedFile file(folder + "/" + name);
+    read_file_in_pieces(checkpoint_->path() + "/" + name,
+                        [&](std::span<const std::byte> piece) { file.write(piece); });
+    const uint64_t bytes = file.size();
+    written.push_back({name, bytes, file.commit(), {}});
+  }
+  return written;
+}
+
+}  // namespace assay

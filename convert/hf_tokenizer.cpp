@@ -1,0 +1,164 @@
+#include "convert/hf_tokenizer.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "convert/core/error.h"
+#include "convert/core/json.h"
+#include "convert/tokenizer.h"
+#include "convert/tokenizer/gguf_pre.h"
+#include "convert/tokenizer/sentencepiece.h"
+
+namespace assay {
+namespace {
+
+Json typed(std::string_view type) { return Json::object().set("type", type); }
+Json replace(std::string_view from, std::string_view to) {
+  return typed("Replace").set("pattern", Json::object().set("String", from)).set("content", to);
+}
+
+Json special_entry(const Tokenizer& tokenizer, int32_t id) {
+  const std::string token = tokenizer.token(id).value_or("");
+  return Json::object()
+      .set("id", token)
+      .set("ids", Json::array().push(id))
+      .set("tokens", Json::array().push(token));
+}
+
+/// A template that puts the tokenizer's prefix in front and its suffix behind, or null.
+Json post_processor(const Tokenizer& tokenizer) {
+  const std::vector<int32_t> all = tokenizer.encode("");
+  if (all.empty()) return nullptr;
+  const size_t n_prefix = tokenizer.special_prefix().size();
+  Json single = Json::array(), pair = Json::array(), specials = Json::object();
+  for (const int type_id : {0, 1}) {
+    const auto add = [&](std::string_view kind, const std::string& id) {
+      Json piece = Json::object().set(kind, Json::object().set("id", id).set("type_id", type_id));
+      if (type_id == 0) single.push(piece);
+      pair.push(std::move(piece));
+    };
+    for (size_t i = 0; i <= all.size(); ++i) {
+      if (i == n_prefix) add("Sequence", type_id == 0 ? "A" : "B");
+      if (i == all.size()) break;
+      const std::string token = tokenizer.token(all[i]).value_or("");
+      add("SpecialToken", token);
+      specials.set(token, special_entry(tokenizer, all[i]));
+    }
+  }
+  return typed("TemplateProcessing")
+      .set("single", std::move(single))
+      .set("pair", std::move(pair))
+      .set("special_tokens", std::move(specials));
+}
+
+Json added_tokens(const Tokenizer& tokenizer) {
+  Json list = Json::array();
+  for (const AddedToken& token : tokenizer.added_tokens()) {
+    list.push(Json::object()
+                  .set("id", token.id)
+                  .set("content", token.content)
+                  .set("single_word", token.single_word)
+                  .set("lstrip", token.lstrip)
+                  .set("rstrip", token.rstrip)
+                  .set("normalized", token.normalized)
+                  .set("special", token.special));
+  }
+  return list;
+}
+
+Json model_of(const Tokenizer& tokenizer, bool ignore_merges, bool is_gemma,
+              const Json& unk_token) {
+  std::set<int32_t> outside;  // added tokens of byte-level vocabularies are no tokens of the model
+  if (!is_gemma) {
+    for (const AddedToken& token : tokenizer.added_tokens()) outside.insert(token.id);
+  }
+  Json::Object vocab;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    const std::optional<std::string> token = tokenizer.token(id);
+    if (token && !outside.contains(id)) vocab.emplace_back(*token, Json(id));
+  }
+  Json merges = Json::array();
+  for (const auto& [left, right] : tokenizer.merges()) {
+    merges.push(Json::array().push(left).push(right));
+  }
+  return typed("BPE")
+      .set("dropout", nullptr)
+      .set("unk_token", unk_token)
+      .set("continuing_subword_prefix", nullptr)
+      .set("end_of_word_suffix", nullptr)
+      .set("fuse_unk", is_gemma)
+      .set("byte_fallback", is_gemma && tokenizer.id_of("<0x00>").has_value())
+      .set("ignore_merges", ignore_merges)
+      .set("vocab", std::move(vocab))
+      .set("merges", std::move(merges));
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
+    const GgufMetadata& metadata, const std::string& source) {
+  const Tokenizer tokenizer = Tokenizer::from_gguf(metadata, source);
+  const std::string kind = metadata.string("tokenizer.ggml.model").value_or("");
+  const bool is_gemma = kind == "gemma4";
+  if (kind != "gpt2" && !is_gemma) {
+    throw UnsupportedError(
+        fmt::format("{}: the vocabulary \"{}\" has scores in place of merges, and tokenizer.json "
+                    "cannot be made "
+                    "of it; copy the tokenizer files of the original model",
+                    source, kind));
+  }
+  const auto token_of = [&](const char* key) {
+    const auto id = metadata.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
+    const auto token = id ? tokenizer.token(static_cast<int32_t>(*id)) : std::nullopt;
+    return token ? Json(*token) : Json();
+  };
+  Json json = Json::object();
+  json.set("version", "1.0").set("truncation", nullptr).set("padding", nullptr);
+  json.set("added_tokens", added_tokens(tokenizer));
+  bool ignore_merges = false;
+  if (is_gemma) {
+    json.set("normalizer", replace(" ", tokenization::kMetaSpace)).set("pre_tokenizer", nullptr);
+  } else {
+    const auto pre = tokenization::find_gguf_pre(*metadata.string("tokenizer.ggml.pre"));
+    ignore_merges = pre->ignore_merges;
+    json.set("normalizer", pre->normalizer).set("pre_tokenizer", pre->pre_tokenizer);
+  }
+  json.set("post_processor", post_processor(tokenizer));
+  if (is_gemma) {
+    json.set("decoder", typed("Sequence")
+                            .set("decoders", Json::array()
+                                                 .push(replace(tokenization::kMetaSpace, " "))
+                                                 .push(typed("ByteFallback"))
+                                                 .push(typed("Fuse"))));
+  } else {
+    json.set("decoder", typed("ByteLevel")
+                            .set("add_prefix_space", true)
+                            .set("trim_offsets", true)
+                            .set("use_regex", true));
+  }
+  json.set("model", model_of(tokenizer, ignore_merges, is_gemma, token_of("unknown")));
+  const Tokenizer again = Tokenizer::from_json(json, source + ": the tokenizer.json made for it");
+  if (again.vocab_size() != tokenizer.vocab_size() || again.merges() != tokenizer.merges() ||
+      again.encode("") != tokenizer.encode("")) {
+    throw FormatError(source + ": its vocabulary cannot be written as tokenizer.json");
+  }
+
+  Json config = Json::object();
+  config.set("add_bos_token", !tokenizer.special_prefix().empty());
+  for (const char* name : {"bos", "eos", "unknown", "padding"}) {
+    const std::string key = name == std::string("unknown")   ? "unk_token"
+                            : name == std::string("padding") ? "pad_token"
+                                                             : std::string(name) + "_token";
+    config.set(key, token_of(name));
+  }
+  config.set("tokenizer_class", "PreTrainedTokenizerFast");
+  std::vector<std::pair<std::string, std::string>> files = {
+      {"tokenizer.json", json.dump(2) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};
+  if (const auto chat = metadata.string("tokenizer.chat_template")) {
+    files.emplace_back("chat_template.jinja", *chat);
+  }
+  return files;
+}
+
+}  // namespace assay

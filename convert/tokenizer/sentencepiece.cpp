@@ -1,0 +1,302 @@
+#include "convert/tokenizer/sentencepiece.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "convert/core/error.h"
+#include "convert/core/json.h"
+#include "convert/tokenizer/scored_merges.h"
+#include "convert/tokenizer/unicode.h"
+
+namespace assay::tokenization {
+namespace {
+
+/// The fields of one protobuf message, in the order of the file.
+class Message {
+ public:
+  struct Field {
+    uint32_t number;
+    uint32_t wire_type;
+    uint64_t value;  // of varints and fixed-size numbers
+    std::span<const std::byte> bytes;
+    size_t offset;  // of the field in the file
+  };
+
+  Message(std::span<const std::byte> bytes, size_t offset, const std::string& source)
+      : bytes_(bytes), offset_(offset), source_(source) {}
+
+  std::optional<Field> next() {
+    if (at_ == bytes_.size()) return std::nullopt;
+    Field field{};
+    field.offset = offset_ + at_;
+    const uint64_t tag = varint();
+    field.number = static_cast<uint32_t>(tag >> 3);
+    field.wire_type = static_cast<uint32_t>(tag & 7u);
+    if (tag >> 35 != 0 || field.number == 0) fail(field.offset, "a field without a valid number");
+    switch (field.wire_type) {
+      case 0:
+        field.value = varint();
+        break;
+      case 1:
+        field.value = fixed(8);
+        break;
+      case 2:
+        field.bytes = take(varint());
+        break;
+      case 5:
+        field.value = fixed(4);
+        break;
+      default:
+        fail(field.offset, fmt::format("wire type {}; expected 0, 1, 2 or 5", field.wire_type));
+    }
+    return field;
+  }
+
+  /// The value of a field that must be of `wire_type`.
+  const Field& expect(const Field& field, uint32_t wire_type, std::string_view name) const {
+    if (field.wire_type != wire_type) {
+      fail(field.offset,
+           fmt::format("{} has wire type {}, expected {}", name, field.wire_type, wire_type));
+    }
+    return field;
+  }
+  Message message(const Field& field, std::string_view name) const {
+    expect(field, 2, name);
+    return Message(field.bytes, field.offset, source_);
+  }
+  [[noreturn]] void fail(size_t offset, std::string_view what) const {
+    throw FormatError(fmt::format("{}: byte {}: {}; the file is damaged or no SentencePiece model",
+                                  source_, offset, what));
+  }
+
+ private:
+  std::span<const std::byte> take(uint64_t n) {
+    if (n > bytes_.size() - at_) {
+      fail(offset_ + at_,
+           fmt::format("{} bytes were announced, {} are left", n, bytes_.size() - at_));
+    }
+    const auto part = bytes_.subspan(at_, n);
+    at_ += n;
+    return part;
+  }
+  uint64_t fixed(size_t n) {
+    uint64_t value = 0;
+    std::memcpy(&value, take(n).data(), n);
+    return value;
+  }
+  uint64_t varint() {
+    uint64_t value = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+      const auto byte = std::to_integer<uint64_t>(take(1)[0]);
+      value |= (byte & 0x7Fu) << shift;
+      if (byte < 0x80) return value;
+    }
+    fail(offset_ + at_, "a number of more than 64 bits");
+  }
+
+  std::span<const std::byte> bytes_;
+  size_t offset_;
+  size_t at_ = 0;
+  const std::string& source_;
+};
+
+enum PieceType : uint64_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
+enum ModelType : uint64_t { kUnigram = 1, kBpe = 2 };
+
+struct Piece {
+  std::string text;
+  float score = 0;
+  uint64_t type = kNormal;
+};
+
+class Reader {
+ public:
+  Reader(std::span<const std::byte> bytes, const std::string& source)
+      : root_(bytes, 0, source), source_(source) {}
+
+  Definition read() {
+    while (const auto field = root_.next()) {
+      if (field->number == 1) read_piece(*field);
+      if (field->number == 2) read_trainer(root_.message(*field, "trainer_spec"));
+      if (field->number == 3) read_normalizer(root_.message(*field, "normalizer_spec"));
+    }
+    if (pieces_.empty()) throw FormatError(source_ + ": holds no pieces; no SentencePiece model");
+    check_rules();
+    definition_.source = source_;
+    add_pieces();
+    if (model_type_ == kBpe) {
+      ScoredMerges merges = merges_of_scores(definition_.vocabulary, scores_, merged_, source_);
+      definition_.merges = std::move(merges.merges);
+      definition_.merge_ranks = std::move(merges.ranks);
+    } else {
+      definition_.unigram = UnigramParts{
+          {scores_.begin(), scores_.end()},
+          merged_,
+          {.unk_id = unk_id_, .byte_fallback = rules_.byte_fallback, .single_precision = true}};
+    }
+    set_piece_rules(rules_, definition_);
+    definition_.bos_id = special(bos_id_);
+    definition_.eos_id = special(eos_id_);
+    if (definition_.bos_id) definition_.post_processor.prefix = {*definition_.bos_id};
+    return std::move(definition_);
+  }
+
+ private:
+  void read_piece(const Message::Field& field) {
+    Message message = root_.message(field, "pieces");
+    Piece piece;
+    while (const auto part = message.next()) {
+      if (part->number == 1) {
+        const auto bytes = message.expect(*part, 2, "piece").bytes;
+        piece.text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      } else if (part->number == 2) {
+        const auto bits = static_cast<uint32_t>(message.expect(*part, 5, "score").value);
+        std::memcpy(&piece.score, &bits, sizeof(bits));
+      } else if (part->number == 3) {
+        piece.type = message.expect(*part, 0, "type").value;
+      }
+    }
+    const std::string place = fmt::format("piece {}", pieces_.size());
+    if (piece.text.empty()) root_.fail(field.offset, place + " is empty");
+    if (valid_utf8_prefix(piece.text) != piece.text.size()) {
+      root_.fail(field.offset, place + " is not valid UTF-8");
+    }
+    if (piece.type < kNormal || piece.type > kByte) {
+      root_.fail(field.offset, fmt::format("{} has type {}; expected 1 to 6", place, piece.type));
+    }
+    if (pieces_.size() >= static_cast<size_t>(Vocabulary::kIdLimit)) {
+      throw UnsupportedError(fmt::format("{}: more than {} pieces", source_, Vocabulary::kIdLimit));
+    }
+    pieces_.push_back(std::move(piece));
+  }
+
+  void read_trainer(Message message) {
+    while (const auto field = message.next()) {
+      const auto number = [&](std::string_view name) {
+        return message.expect(*field, 0, name).value;
+      };
+      if (field->number == 3) model_type_ = number("model_type");
+      if (field->number == 24 && number("treat_whitespace_as_suffix") != 0) {
+        unsupported_ = "trainer_spec.treat_whitespace_as_suffix";
+      }
+      if (field->number == 35) rules_.byte_fallback = number("byte_fallback") != 0;
+      if (field->number == 41) bos_id_ = static_cast<int64_t>(number("bos_id"));
+      if (field->number == 42) eos_id_ = static_cast<int64_t>(number("eos_id"));
+    }
+  }
+
+  void read_normalizer(Message message) {
+    remove_extra_whitespaces_ = true;
+    while (const auto field = message.next()) {
+      if (field->number == 2 && !message.expect(*field, 2, "charsmap").bytes.empty()) {
+        unsupported_ = "normalizer_spec.precompiled_charsmap";
+      }
+      if (field->number == 3) {
+        rules_.add_space_prefix = message.expect(*field, 0, "add_dummy_prefix").value != 0;
+      }
+      if (field->number == 4) {
+        remove_extra_whitespaces_ =
+            message.expect(*field, 0, "remove_extra_whitespaces").value != 0;
+      }
+      if (field->number == 5 && message.expect(*field, 0, "escape_whitespaces").value == 0) {
+        unsupported_ = "normalizer_spec.escape_whitespaces = false";
+      }
+    }
+  }
+
+  void check_rules() const {
+    const auto fail = [&](std::string_view what) {
+      throw UnsupportedError(fmt::format(
+          "{}: {} is not implemented; save the tokenizer as tokenizer.json", source_, what));
+    };
+    if (model_type_ != kUnigram && model_type_ != kBpe) {
+      fail(fmt::format("trainer_spec.model_type {} (expected 1, unigram, or 2, BPE)", model_type_));
+    }
+    if (!unsupported_.empty()) fail(unsupported_);
+    if (remove_extra_whitespaces_) fail("normalizer_spec.remove_extra_whitespaces");
+  }
+
+  void add_pieces() {
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const Piece& piece = pieces_[i];
+      const auto id = static_cast<int32_t>(i);
+      scores_.push_back(piece.score);
+      if (!definition_.all_tokens.add(piece.text, id)) {
+        throw FormatError(
+            fmt::format("{}: piece {}: \"{}\" stands there twice", source_, i, piece.text));
+      }
+      if (piece.type == kUnknown) {
+        if (unk_id_) throw FormatError(source_ + ": more than one piece is the unknown one");
+        unk_id_ = id;
+        definition_.bpe.unk_token = piece.text;
+      }
+      if (piece.type == kNormal || piece.type == kUserDefined) merged_.push_back(id);
+      if (piece.type != kControl && piece.type != kUnused) {
+        definition_.vocabulary.add(piece.text, id);
+      }
+    }
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      const uint64_t type = pieces_[i].type;
+      if (type != kControl && type != kUserDefined && type != kUnknown) continue;
+      AddedToken token;
+      token.id = static_cast<int32_t>(i);
+      token.content = pieces_[i].text;
+      token.special = type != kUserDefined;
+      add_added_token(definition_, std::move(token), fmt::format("{}: piece {}", source_, i));
+    }
+  }
+
+  std::optional<int32_t> special(int64_t id) const {
+    if (id < 0) return std::nullopt;  // -1: not in use
+    if (id >= definition_.all_tokens.id_end()) {
+      throw FormatError(fmt::format("{}: trainer_spec: no piece has the id {}", source_, id));
+    }
+    return static_cast<int32_t>(id);
+  }
+
+  Message root_;
+  std::string source_;
+  std::vector<Piece> pieces_;
+  uint64_t model_type_ = kUnigram;
+  PieceRules rules_;
+  bool remove_extra_whitespaces_ = true;
+  std::string unsupported_;
+  int64_t bos_id_ = 1, eos_id_ = 2;
+  std::optional<int32_t> unk_id_;
+  std::vector<float> scores_;
+  std::vector<int32_t> merged_;
+  Definition definition_;
+};
+
+Json step(std::string_view type) { return Json::object().set("type", type); }
+Json replace(std::string_view from, std::string_view to) {
+  return step("Replace").set("pattern", Json::object().set("String", from)).set("content", to);
+}
+
+}  // namespace
+
+void set_piece_rules(const PieceRules& rules, Definition& definition) {
+  Json normalizers = Json::array(), decoders = Json::array();
+  if (rules.add_space_prefix) normalizers.push(step("Prepend").set("prepend", kMetaSpace));
+  normalizers.push(replace(" ", kMetaSpace));
+  decoders.push(replace(kMetaSpace, " ")).push(step("ByteFallback")).push(step("Fuse"));
+  if (rules.add_space_prefix) {
+    decoders.push(step("Strip").set("content", " ").set("start", 1).set("stop", 0));
+  }
+  const Json normalizer = step("Sequence").set("normalizers", std::move(normalizers));
+  const Json decoder = step("Sequence").set("decoders", std::move(decoders));
+  definition.normalizer = make_normalizer(Part(normalizer, definition.source, "normalizer"));
+  definition.decoder = make_decoder(Part(decoder, definition.source, "decoder"));
+  definition.bpe.byte_fallback = rules.byte_fallback;
+  definition.bpe.fuse_unk = true;
+}
+
+Definition read_sentencepiece(std::span<const std::byte> bytes, const std::string& source) {
+  return Reader(bytes, source).read();
+}
+
+}  // namespace assay::tokenization

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "convert/tokenizer/definition.h"
+
+namespace assay::tokenization {
+
+/// U+2581, which stands for a space inside of pieces.
+inline constexpr const char* kMetaSpace = "\xE2\x96\x81";
+
+/// What a vocabulary in the manner of SentencePiece says beside its pieces.
+struct PieceRules {
+  bool add_space_prefix = true;  // before every text between special tokens, as in transformers
+  bool byte_fallback = false;
+};
+
+/// Normalizer, decoder and options for pieces with kMetaSpace.
+void set_piece_rules(const PieceRules& rules, Definition& definition);
+
+/// A file tokenizer.model: the ModelProto of SentencePiece, of the kind BPE or unigram, without
+/// character map and without removal of spaces (those of Llama, Mistral and Gemma have none).
+/// Control and user-defined pieces become added tokens, as in transformers' conversion; BOS is put
+/// in front. Throws FormatError with the byte offset, UnsupportedError for other kinds.
+Definition read_sentencepiece(std::span<const std::byte> bytes, const std::string& source);
+
+}  // namespace assay::tokenization

@@ -1,0 +1,190 @@
+#include "convert/hf_export.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/gguf.h"
+#include "convert/gguf_export.h"
+#include "convert/tokenizer.h"
+#include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
+
+namespace assay {
+namespace {
+
+using test::make_tiny_model;
+using test::TemporaryDirectory;
+using test::TinyModel;
+using testing::HasSubstr;
+
+std::string to_hf(const std::string& source, const std::string& out,
+                  const HfExportOptions& options = {}) {
+  std::filesystem::create_directories(out);
+  HfExport result(Checkpoint::open(source), options);
+  result.write(out);
+  return out;
+}
+
+std::string to_gguf(const std::string& source, const std::string& out, const char* type) {
+  GgufExport plan(Checkpoint::open(source), {.type = find_format(type), .name = "x"});
+  plan.write(out);
+  return out;
+}
+
+/// The same names, types, shapes and bytes.
+void expect_same_tensors(const std::string& a, const std::string& b) {
+  const SafetensorsModel x = SafetensorsModel::open(a), y = SafetensorsModel::open(b);
+  ASSERT_EQ(x.names(), y.names());
+  for (const std::string& name : x.names()) {
+    const TensorView &u = x.find(name)->view, &v = y.find(name)->view;
+    EXPECT_EQ(dtype_name(u.dtype), dtype_name(v.dtype)) << name;
+    EXPECT_EQ(u.shape, v.shape) << name;
+    EXPECT_TRUE(std::ranges::equal(u.bytes, v.bytes)) << name;
+  }
+}
+
+/// The same keys with the same values, and the same tensors; shards may give them another order.
+void expect_same_gguf(const std::string& a, const std::string& b) {
+  const GgufFile x = GgufFile::open(a), y = GgufFile::open(b);
+  EXPECT_EQ(x.metadata().items(), y.metadata().items());
+  ASSERT_EQ(x.tensors().size(), y.tensors().size());
+  for (const GgufTensor& tensor : x.tensors()) {
+    const GgufTensor* other = y.find(tensor.name);
+    ASSERT_NE(other, nullptr) << tensor.name;
+    EXPECT_EQ(tensor.format, other->format) << tensor.name;
+    EXPECT_EQ(tensor.shape, other->shape) << tensor.name;
+    EXPECT_TRUE(std::ranges::equal(tensor.bytes, other->bytes)) << tensor.name;
+  }
+}
+
+/// HF → GGUF → HF gives the tensors back, and → GGUF again the file's content.
+void expect_inverse(const std::string& model, const std::string& cases) {
+  const TemporaryDirectory folder;
+  const std::string gguf = to_gguf(model, folder.file("a.gguf"), "BF16");
+
+  const std::string back = to_hf(gguf, folder.file("back"));
+
+  expect_same_tensors(model, back);
+  expect_same_gguf(to_gguf(back, folder.file("b.gguf"), "BF16"), gguf);
+  const Tokenizer a = Tokenizer::from_folder(model), b = Tokenizer::from_folder(back);
+  const Json all = read_json_file(cases);
+  for (const Json& row : all.at("cases").as_array()) {
+    EXPECT_EQ(b.encode(row.at("text").as_string()), a.encode(row.at("text").as_string()));
+  }
+}
+
+TEST(HfExport, IsTheInverseOfTheConversionToGguf) {
+  expect_inverse(test::source_path("tests/data/llama-tiny"),
+                 test::source_path("tests/data/llama_tiny_tokens.json"));
+}
+
+TEST(HfExport, IsTheInverseForEveryFamilyOfTheSharedModels) {
+  for (const auto& [model, cases] :
+       {std::pair{"models/llama-small", "references/tokenizers/llama.json"},
+        std::pair{"models/gemma4-tiny", "references/tokenizers/gemma4.json"},
+        std::pair{"models/qwen3_5-tiny", "references/tokenizers/qwen3_5.json"}}) {
+    ASSAY_SHARED_OR_SKIP(path, model);
+    ASSAY_SHARED_OR_SKIP(cases_path, cases);
+    expect_inverse(path, cases_path);
+  }
+}
+
+TEST(HfExport, DequantizedFoldersHoldTheNumbersThatTheCodesMean) {
+  using Quantize = void (*)(TinyModel&, const test::TinyQuantization&);
+  for (const Quantize quantize :
+       {&test::quantize_as_compressed_tensors, &test::quantize_as_gptq, &test::quantize_as_awq}) {
+    const TemporaryDirectory folder;
+    TinyModel model = make_tiny_model();
+    quantize(model, {.symmetric = false, .scale_dtype = DType::kF16});
+    const std::string source = model.write(folder.file("quantized"));
+
+    const std::string out = to_hf(source, folder.file("plain"), {.dtype = DType::kF32});
+
+    const auto a = Checkpoint::open(source), b = Checkpoint::open(out);
+    EXPECT_EQ(b->kind(), CheckpointKind::kHuggingFace);
+    EXPECT_EQ(b->config().find("quantization_config"), nullptr);
+    for (const TensorEntry& entry : a->tensors()) {
+      if (!entry.is_matrix()) continue;
+      const CheckpointMatrix x = a->matrix(entry.role, entry.layer);
+      const CheckpointMatrix y = b->matrix(entry.role, entry.layer);
+      std::vector<float> u(static_cast<size_t>(x.view.columns)), v(u.size());
+      for (int64_t row = 0; row < x.view.rows; ++row) {
+        x.decode_row(row, u);
+        y.decode_row(row, v);
+        ASSERT_EQ(u, v) << entry.hf_name;
+      }
+    }
+    EXPECT_EQ(read_text_file(out + "/tokenizer.json"), read_text_file(source + "/tokenizer.json"));
+  }
+}
+
+TEST(HfExport, ActivationOrderIsUndone) {
+  const TemporaryDirectory folder;
+  TinyModel model = make_tiny_model();
+  test::quantize_as_gptq(model, {.symmetric = false, .scale_dtype = DType::kF16});
+  test::set_group_index(model,
+                        [](int64_t k, int64_t, int64_t n) { return static_cast<int32_t>(k % n); });
+  const std::string source = model.write(folder.file("quantized"));
+
+  HfExport result(Checkpoint::open(source), {});
+  const auto refuse = [&] {
+    GgufExport plan(Checkpoint::open(source), {.type = find_format("Q4_0")});
+  };
+  GgufExport exact(Checkpoint::open(source), {});
+
+  EXPECT_THAT(result.tensors().front().source_type, HasSubstr("activation order"));
+  EXPECT_THROW(refuse(), FormatError);
+  for (const ExportTensor& tensor : exact.tensors()) EXPECT_TRUE(tensor.exact()) << tensor.name;
+}
+
+TEST(HfExport, CountsWhatRoundingChanges) {
+  const TemporaryDirectory folder;
+  const std::string gguf =
+      to_gguf(test::source_path("tests/data/llama-tiny"), folder.file("a.gguf"), "Q8_0");
+  std::filesystem::create_directories(folder.file("bf16"));
+  HfExport result(Checkpoint::open(gguf), {});
+
+  result.write(folder.file("bf16"));
+
+  int64_t n_changed = 0;
+  for (const HfTensor& tensor : result.tensors()) {
+    n_changed += tensor.n_changed;
+    if (tensor.shape.size() == 1) {
+      EXPECT_EQ(tensor.n_changed, 0) << tensor.name;
+    }
+  }
+  EXPECT_GT(n_changed, 0);
+}
+
+TEST(HfExport, TransformsHaveTheirInverses) {
+  std::vector<float> norms, decays;
+  for (uint32_t bits = 0x3000; bits < 0x4100; ++bits) {
+    norms.push_back(bf16_to_f32(static_cast<uint16_t>(bits)));
+    decays.push_back(bf16_to_f32(static_cast<uint16_t>(bits)));
+    norms.push_back(-norms.back());
+    decays.push_back(-decays.back());
+  }
+  for (const auto& [transform, values] : {std::pair{GgufTransform::kAddOne, &norms},
+                                          std::pair{GgufTransform::kNegativeExp, &decays}}) {
+    std::vector<float> changed = *values;
+    apply_transform(transform, changed);
+    int64_t n_inexact = 0;
+
+    std::vector<float> back = invert_transform(transform, changed, DType::kBF16, n_inexact);
+
+    EXPECT_EQ(n_inexact, 0);
+    apply_transform(transform, back);
+    EXPECT_EQ(back, changed);
+  }
+}
+
+}  // namespace
+}  // namespace assay

@@ -1,0 +1,262 @@
+// Tokenizers of pieces: Unigram, SentencePiece files, Metaspace, GGUF vocabularies with scores.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/gguf.h"
+#include "convert/tokenizer.h"
+#include "convert/tokenizer/sentencepiece.h"
+#include "small_tokenizer.h"
+#include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
+
+namespace assay {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using Ids = std::vector<int32_t>;
+
+std::string piece_file(const std::string& name) {
+  return test::source_path("tests/data/pieces/" + name);
+}
+
+Ids ids_of(const Json& json) {
+  Ids ids;
+  for (const Json& id : json.as_array()) ids.push_back(static_cast<int32_t>(id.as_integer()));
+  return ids;
+}
+
+/// Ids and text of the libraries. SentencePiece takes the prefix off once, and so do we; it spells
+/// the unknown token as a mark of its own, which is not compared.
+TEST(Pieces, EveryCaseOfTheLibraries) {
+  const Json all = read_json_file(piece_file("cases.json"));
+  int n_cases = 0;
+  for (const Json& model : all.at("models").as_array()) {
+    const std::string& file = model.at("file").as_string();
+    const Tokenizer tokenizer = Tokenizer::from_file(piece_file(file));
+    for (const Json& row : model.at("cases").as_array()) {
+      const std::string& text = row.at("text").as_string();
+      const Ids expected = ids_of(row.at("ids"));
+      const bool unknown = std::count(expected.begin(), expected.end(), 0) > 0;
+      ++n_cases;
+
+      EXPECT_EQ(tokenizer.encode(text, {.add_special_tokens = false, .parse_special = false}),
+                expected)
+          << file << ": " << text;
+      if (!unknown) {
+        EXPECT_EQ(tokenizer.decode(expected), row.at("decoded").as_string()) << file;
+      }
+    }
+  }
+  EXPECT_GT(n_cases, 400);
+}
+
+TEST(Pieces, AFolderWithTokenizerModelAloneIsRead) {
+  const test::TemporaryDirectory folder;
+  folder.write("tokenizer.model", read_text_file(piece_file("bpe.model")));
+
+  const Tokenizer plain = Tokenizer::from_folder(folder.path());
+  folder.write("tokenizer_config.json",
+               R"({"add_bos_token": false, "add_eos_token": true, "eos_token": "<end>",
+                   "added_tokens_decoder": {"1000": {"content": "<end>", "special": true},
+                                            "2": {"content": "</s>", "special": true}}})");
+  const Tokenizer configured = Tokenizer::from_folder(folder.path());
+
+  EXPECT_EQ(plain.bos_id(), 1);
+  EXPECT_EQ(plain.encode("").size(), 1u);
+  EXPECT_EQ(plain.encode("<s>x").size(), plain.encode("x").size() + 1);
+  EXPECT_THAT(configured.encode(""), ElementsAre(2));
+  EXPECT_EQ(configured.eos_id(), 1000);
+  EXPECT_THAT(configured.encode("<end>"), ElementsAre(1000, 2));
+}
+
+/// The keys of a GGUF file for a SentencePiece model.
+GgufMetadata scores_metadata(const std::string& file) {
+  const Tokenizer tokenizer = Tokenizer::from_file(piece_file(file));
+  std::vector<std::string> tokens;
+  std::vector<float> scores;
+  std::vector<int32_t> types;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    tokens.push_back(*tokenizer.token(id));
+    scores.push_back(-static_cast<float>(id));  // as the trainer gives them
+    types.push_back(id == 0 ? 2 : id < 3 ? 3 : tokens.back().starts_with("<0x") ? 6 : 1);
+  }
+  GgufMetadata metadata;
+  metadata.set("tokenizer.ggml.model", std::string("llama"));
+  metadata.set("tokenizer.ggml.tokens", GgufArray{tokens});
+  metadata.set("tokenizer.ggml.scores", GgufArray{scores});
+  metadata.set("tokenizer.ggml.token_type", GgufArray{types});
+  metadata.set("tokenizer.ggml.bos_token_id", uint32_t{1});
+  metadata.set("tokenizer.ggml.eos_token_id", uint32_t{2});
+  return metadata;
+}
+
+TEST(Pieces, AGgufVocabularyWithScoresGivesTheIdsOfItsSentencePieceFile) {
+  const Tokenizer tokenizer = Tokenizer::from_file(piece_file("bpe.model"));
+  const Tokenizer from_gguf = Tokenizer::from_gguf(scores_metadata("bpe.model"), "x.gguf");
+
+  const Json all = read_json_file(piece_file("cases.json"));
+  for (const Json& row : all.at("models").as_array()[0].at("cases").as_array()) {
+    const std::string& text = row.at("text").as_string();
+    EXPECT_EQ(from_gguf.encode(text), tokenizer.encode(text)) << text;
+    EXPECT_EQ(from_gguf.decode(from_gguf.encode(text), true),
+              tokenizer.decode(tokenizer.encode(text), true));
+  }
+}
+
+TEST(Pieces, Case_B19_TheSpaceInFrontIsWhatTheFileSays) {
+  GgufMetadata metadata = scores_metadata("bpe.model");
+  const auto first = [&] {
+    const Tokenizer tokenizer = Tokenizer::from_gguf(metadata, "x.gguf");
+    return *tokenizer.token(tokenizer.encode("the").at(1));
+  };
+
+  EXPECT_THAT(first(), testing::StartsWith("\u2581"));
+  metadata.set("tokenizer.ggml.add_space_prefix", false);
+  EXPECT_THAT(first(), testing::Not(testing::StartsWith("\u2581")));
+}
+
+TEST(Pieces, RefusesVocabulariesThatDoNotHoldTogether) {
+  const auto message = [](std::string_view key, GgufValue value) {
+    GgufMetadata metadata = scores_metadata("bpe.model");
+    metadata.set(key, std::move(value));
+    try {
+      Tokenizer::from_gguf(metadata, "x.gguf");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+
+  EXPECT_THAT(message("tokenizer.ggml.scores", GgufArray{std::vector<float>{1}}),
+              HasSubstr("has 1 entries"));
+  EXPECT_THAT(message("tokenizer.ggml.scores", GgufArray{std::vector<float>(1000, NAN)}),
+              HasSubstr("is not finite"));
+  EXPECT_THAT(message("tokenizer.ggml.tokens", GgufArray{std::vector<std::string>(1000, "a")}),
+              HasSubstr("stands there twice"));
+  EXPECT_THAT(message("tokenizer.ggml.unknown_token_id", uint32_t{5000}),
+              HasSubstr("no token has the id 5000"));
+}
+
+TEST(Pieces, GemmasGgufVocabularyEqualsTheFolder) {
+  ASSAY_SHARED_OR_SKIP(folder, "models/gemma4-tiny");
+  ASSAY_SHARED_OR_SKIP(cases_path, "references/tokenizers/gemma4.json");
+  const Tokenizer tokenizer = Tokenizer::from_folder(folder);
+  std::vector<std::string> tokens, merges;
+  std::vector<int32_t> types;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id) {
+    tokens.push_back(*tokenizer.token(id));
+    types.push_back(id < 6 ? 3 : id < 262 ? 6 : 1);
+  }
+  for (const auto& [left, right] : tokenizer.merges()) merges.push_back(left + " " + right);
+  GgufMetadata metadata;
+  metadata.set("tokenizer.ggml.model", std::string("gemma4"));
+  metadata.set("tokenizer.ggml.tokens", GgufArray{tokens});
+  metadata.set("tokenizer.ggml.token_type", GgufArray{types});
+  metadata.set("tokenizer.ggml.merges", GgufArray{merges});
+  metadata.set("tokenizer.ggml.bos_token_id", uint32_t{2});
+  metadata.set("tokenizer.ggml.unknown_token_id", uint32_t{3});
+
+  const Tokenizer from_gguf = Tokenizer::from_gguf(metadata, "x.gguf");
+
+  const Json all = read_json_file(cases_path);
+  for (const Json& row : all.at("cases").as_array()) {
+    const std::string& text = row.at("text").as_string();
+    EXPECT_EQ(from_gguf.encode(text), tokenizer.encode(text)) << text;
+    EXPECT_EQ(from_gguf.decode(ids_of(row.at("ids_special")), true),
+              row.at("decoded_skip_special").as_string());
+  }
+}
+
+TEST(SentencePiece, EveryPrefixIsRefusedOrAnotherModel) {
+  const std::string bytes = read_text_file(piece_file("bpe_unknown.model"));
+  const auto read = [](std::string_view part) {
+    return tokenization::read_sentencepiece(std::as_bytes(std::span(part)), "x.model");
+  };
+  EXPECT_NO_THROW(read(bytes));
+
+  int n_refused = 0;
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    try {
+      read(std::string_view(bytes).substr(0, n));
+    } catch (const FormatError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("x.model"));
+      ++n_refused;
+    } catch (const UnsupportedError&) {  // cut between fields, before those that say the kind
+    }
+  }
+  EXPECT_GT(n_refused, static_cast<int>(bytes.size() / 2));
+}
+
+TEST(SentencePiece, NamesThePartThatIsNotImplemented) {
+  const auto message = [](std::string bytes) {
+    try {
+      tokenization::read_sentencepiece(std::as_bytes(std::span(bytes)), "x.model");
+    } catch (const UnsupportedError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string piece(
+      "\x0a\x08\x0a\x01"
+      "a\x15\0\0\0\0",
+      10);
+  const std::string no_extra("\x1a\x02\x20\x00", 4);
+
+  EXPECT_THAT(message(piece), HasSubstr("remove_extra_whitespaces"));
+  EXPECT_THAT(message(piece + std::string("\x1a\x05\x20\x00\x12\x01x", 7)),
+              HasSubstr("precompiled_charsmap"));
+  EXPECT_THAT(message(piece + no_extra + "\x12\x02\x18\x04"), HasSubstr("model_type 4"));
+  EXPECT_THAT(message(piece + std::string("\x1a\x04\x20\x00\x28\x00", 6)),
+              HasSubstr("escape_whitespaces"));
+}
+
+TEST(Unigram, LongTextsTakeLinearTimeAndMemory) {
+  const Tokenizer tokenizer = Tokenizer::from_file(piece_file("unigram.model"));
+  const std::string letters(1 << 20, 'a'), spaces(1 << 20, ' ');
+
+  EXPECT_GT(tokenizer.encode(letters).size(), 1000u);
+  EXPECT_GT(tokenizer.encode(spaces).size(), 1000u);
+}
+
+TEST(Unigram, SpecialTokensAreNotMadeOfPlainText) {
+  const Json json = parse_json(
+      R"({"version": "1.0", "added_tokens": [{"id": 1, "content": "<s>", "single_word": false,
+          "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+          "model": {"type": "Unigram", "unk_id": 0,
+                    "vocab": [["<unk>", 0], ["<s>", -1], ["<", -2], ["s", -2], [">", -2]]}})",
+      "x");
+  const Tokenizer tokenizer = test::make_tokenizer(json);
+
+  EXPECT_THAT(tokenizer.encode("<s>"), ElementsAre(1));
+  EXPECT_THAT(tokenizer.encode("<s>", {.parse_special = false}), ElementsAre(2, 3, 4));
+  EXPECT_THAT(tokenizer.encode("xy<"), ElementsAre(0, 2));
+}
+
+TEST(Unigram, RefusesBadVocabularies) {
+  const auto message = [](const std::string& model) {
+    try {
+      test::make_tokenizer(parse_json(R"({"version": "1.0", "model": )" + model + "}", "x"));
+    } catch (const FormatError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+
+  EXPECT_THAT(message(R"({"type": "Unigram", "vocab": []})"), HasSubstr("model.vocab"));
+  EXPECT_THAT(message(R"({"type": "Unigram", "vocab": [["a"]]})"), HasSubstr("model.vocab[0]"));
+  EXPECT_THAT(message(R"({"type": "Unigram", "vocab": [["a", 0], ["a", 1]]})"), HasSubstr("twice"));
+  EXPECT_THAT(message(R"({"type": "Unigram", "unk_id": 1, "vocab": [["a", 0]]})"),
+              HasSubstr("unk_id"));
+}
+
+}  // namespace
+}  // namespace assay
