@@ -9,6 +9,7 @@
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "quantizer/grid.h"
+#include "quantizer/q4_k_grid.h"
 #include "quantizer/refine.h"
 #include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
@@ -115,6 +116,8 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   const uint64_t search = options.scale_search == ScaleSearch::kHessianGrid
                               ? group * (14 * kQuadraticLanes + kGridRows) * sizeof(double)
                               : 0;
+  const uint64_t lattice =
+      options.grid == GridKind::kQ4K ? q4_k_grid_peak_bytes(static_cast<int64_t>(group)) : 0;
   uint64_t steps = 0;
   uint64_t target = 0;
   if (options.target_alpha != 0.0) {
@@ -127,7 +130,8 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   if (options.regrid_rounds > 0) {
     target += group_blocks_bytes(linear.in_features, static_cast<int64_t>(group));
   }
-  return weights + target + scales + threads * std::max({column_loop, loss, search, steps});
+  return weights + target + scales +
+         threads * std::max({column_loop, loss, search, lattice, steps});
 }
 
 }  // namespace assay

@@ -16,11 +16,14 @@ namespace assay {
 enum class DampBasis : uint8_t { kMeanDiagonal, kMaxDiagonal };
 enum class ActOrder : uint8_t { kNone, kStatic };
 enum class ScaleSearch : uint8_t { kMinMax, kHessianGrid };
+/// Which scales and zero points a group can have: any, or those that leave the super-blocks of
+/// GGUF's Q4_K unchanged when codes are moved there (q4_k_grid.h).
+enum class GridKind : uint8_t { kFree, kQ4K };
 
 /// What a user chooses; stands in the manifest as it is.
 struct QuantizeOptions {
   std::string algorithm = "gptq";  // a name of algorithms/registry.cpp
-  int bits = 4;                    // 4 or 8
+  int bits = 4;                    // 3, 4 or 8
   int64_t group_size = 128;        // columns per scale; −1: whole row
   bool symmetric = false;
   DType scale_dtype = DType::kBF16;  // type that scales are rounded to, and stored as
@@ -32,6 +35,7 @@ struct QuantizeOptions {
       {};  // tried in order after a failed factorisation; all reported
   ActOrder act_order = ActOrder::kStatic;
   ScaleSearch scale_search = ScaleSearch::kHessianGrid;
+  GridKind grid = GridKind::kFree;
   int64_t solve_block_size = 128;  // columns per lazy block; changes speed only
   bool propagate = true;           // false: inputs come from the 16-bit stream
 

@@ -24,8 +24,9 @@ struct Scheme {
   int bits;
   bool symmetric;
 };
-constexpr Scheme kSchemes[] = {
-    {"W4A16_ASYM", 4, false}, {"W4A16", 4, true}, {"W8A16_ASYM", 8, false}, {"W8A16", 8, true}};
+constexpr Scheme kSchemes[] = {{"W4A16_ASYM", 4, false}, {"W4A16", 4, true},
+                               {"W8A16_ASYM", 8, false}, {"W8A16", 8, true},
+                               {"W3A16_ASYM", 3, false}, {"W3A16", 3, true}};
 
 template <typename List>
 std::vector<std::string> names_of(const List& list) {
@@ -84,9 +85,17 @@ std::vector<cli::Option> options() {
        .kind = ValueKind::kInteger,
        .value_name = "N",
        .default_value = "128",
-       .help = "Columns that share a scale; -1: whole rows.",
+       .help = "Columns that share a scale; -1: whole rows. --grid q4_k: 32 unless given.",
        .group = "Quantization",
        .minimum = -1},
+      {.name = "grid",
+       .value_name = "KIND",
+       .default_value = "free",
+       .help =
+           "Scales and zero points a group can have: any, or those whose codes move into GGUF's "
+           "Q4_K unchanged (q4_k; 4 bits, columns in multiples of 256).",
+       .group = "Quantization",
+       .choices = {"free", "q4_k"}},
       {.name = "algorithm",
        .value_name = "NAME",
        .default_value = "gptq",
@@ -243,7 +252,10 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
     options.symmetric = known.symmetric;
   }
   options.algorithm = arguments.text("algorithm");
-  options.group_size = arguments.integer("group-size");
+  options.grid = arguments.text("grid") == "q4_k" ? GridKind::kQ4K : GridKind::kFree;
+  options.group_size = options.grid == GridKind::kQ4K && !arguments.given("group-size")
+                           ? 32
+                           : arguments.integer("group-size");
   options.damp_percent = arguments.number("damp");
   options.damp_basis =
       arguments.text("damp-basis") == "max" ? DampBasis::kMaxDiagonal : DampBasis::kMeanDiagonal;
@@ -254,6 +266,7 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
   options.solve_block_size = arguments.integer("solve-block");
   options.propagate = !arguments.flag("no-propagate");
   apply_recipe(find_recipe(arguments.text("recipe")), calibrated, options);
+  if (options.grid == GridKind::kQ4K) options.scale_search = ScaleSearch::kHessianGrid;
   if (const auto scales = arguments.optional_text("scales")) {
     options.scale_search = *scales == "grid" ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
   }
@@ -433,7 +446,7 @@ ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
 const cli::Command& quantize_command() {
   static const cli::Command command = {
       .name = "quantize",
-      .brief = "Quantize the linears of a model to 4 or 8 bits",
+      .brief = "Quantize the linears of a model to 3, 4 or 8 bits",
       .description =
           "Reads a Hugging Face folder, quantizes the linears of its decoder layers one layer at a "
           "time with GPTQ or round-to-nearest, and writes a folder that other engines load. The "
@@ -448,6 +461,9 @@ const cli::Command& quantize_command() {
             "GPTQ, 4 bits, groups of 128 with zero points."},
            {"assay quantize tests/data/llama-tiny --algorithm rtn --scheme W8A16 --out tiny-W8A16",
             "Round to nearest: no data needed."},
+           {"assay quantize tests/data/llama-tiny --calibration README.md --window-length 256 "
+            "--grid q4_k --out tiny-q4_k",
+            "A folder that assay convert --to gguf moves into Q4_K blocks as it is."},
            {"assay quantize tests/data/llama-tiny --calibration README.md --window-length 256 "
             "--out tiny --dry-run",
             "What it would take."}},

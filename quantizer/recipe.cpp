@@ -76,6 +76,7 @@ Json recipe_json(const QuantizeOptions& options) {
   json.set("target_alpha", options.target_alpha)
       .set("residual_alpha", options.residual_alpha)
       .set("act_order", options.act_order == ActOrder::kStatic ? "static" : "none")
+      .set("grid", options.grid == GridKind::kQ4K ? "q4_k" : "free")
       .set("scales", options.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
       .set("refit_rounds", options.refit_rounds)
       .set("descent_passes", options.descent_passes)

@@ -14,6 +14,7 @@
 #include "convert/core/file.h"
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
+#include "convert/gguf_export.h"
 #include "tests/calibrate/every_isa.h"
 #include "tests/quantizer/run_fixture.h"
 
@@ -103,6 +104,73 @@ TEST(Quantize, RoundToNearestNeedsNoCalibration) {
   EXPECT_THAT(message_of<UsageError>([&] { fixture.run(options); }), HasSubstr("--calibration"));
   options.quantize.algorithm = "gptq";
   EXPECT_THAT(message_of<UsageError>([&] { fixture.run(options); }), HasSubstr("--calibration"));
+}
+
+TEST(Quantize, CodesOfTheQ4KGridMoveIntoGgufUnchanged) {
+  const QuantizeRun fixture({.hidden_size = 256, .intermediate_size = 512});
+  RunOptions options = fixture.best_options();
+  options.quantize.grid = GridKind::kQ4K;
+  fixture.run(options);
+  const auto folder = Checkpoint::open(options.out);
+
+  GgufExport(folder, {}).write(fixture.path("out.gguf"));
+
+  const auto gguf = Checkpoint::open(fixture.path("out.gguf"));
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const Role role :
+         {Role::kQProj, Role::kKProj, Role::kOProj, Role::kUpProj, Role::kDownProj}) {
+      EXPECT_EQ(gguf->stored(role, layer).format->name(), "Q4_K");
+      EXPECT_EQ(weights_of(*gguf, role, layer), weights_of(*folder, role, layer));
+    }
+  }
+}
+
+TEST(Quantize, Q4KGridTellsWhatItCannotHave) {
+  const QuantizeRun fixture;  // rows of 64 and 96 columns
+  RunOptions options = fixture.best_options();
+  options.quantize.grid = GridKind::kQ4K;
+  const auto refused = [&] { return message_of<UsageError>([&] { fixture.run(options); }); };
+
+  EXPECT_THAT(refused(), HasSubstr("64 columns are no multiple of 256"));
+  options.quantize.bits = 8;
+  EXPECT_THAT(refused(), HasSubstr("8 bits, expected 4"));
+  options.quantize.bits = 4;
+  options.quantize.group_size = 96;
+  EXPECT_THAT(refused(), HasSubstr("group size 96"));
+  options.quantize.group_size = -1;
+  EXPECT_THAT(refused(), HasSubstr("group size -1"));
+  options.quantize.group_size = 32;
+  options.quantize.scale_search = ScaleSearch::kMinMax;
+  EXPECT_THAT(refused(), HasSubstr("--scales min-max"));
+  options.quantize.scale_search = ScaleSearch::kHessianGrid;
+  options.quantize.algorithm = "rtn";
+  options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
+  options.quantize.refit_rounds = options.quantize.regrid_rounds = 0;
+  options.calibration.clear();
+  EXPECT_THAT(refused(), HasSubstr("--grid q4_k needs calibration data"));
+}
+
+TEST(Quantize, ThreeBitsLieInBothLayoutsAndMoveIntoGguf) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.best_options();
+  options.quantize.bits = 3;
+  options.quantize.symmetric = true;
+  fixture.run(options);
+  const auto folder = Checkpoint::open(options.out);
+  options.out = fixture.path("gptq");
+  options.layout = "gptq";
+  fixture.run(options);
+  const auto gptq = Checkpoint::open(options.out);
+
+  GgufExport(folder, {}).write(fixture.path("out.gguf"));
+
+  const auto gguf = Checkpoint::open(fixture.path("out.gguf"));
+  EXPECT_EQ(folder->stored(Role::kQProj, 0).format->name(), "W3");
+  EXPECT_EQ(gguf->stored(Role::kQProj, 0).format->name(), "Q4_0");
+  for (const Role role : {Role::kQProj, Role::kOProj, Role::kDownProj}) {
+    EXPECT_EQ(weights_of(*gguf, role, 1), weights_of(*folder, role, 1));
+    EXPECT_EQ(weights_of(*gptq, role, 1), weights_of(*folder, role, 1));
+  }
 }
 
 void expect_same_bytes(const QuantizeRun& fixture, RunOptions options) {
