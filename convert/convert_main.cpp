@@ -336,7 +336,7 @@ const Command& convert_command() {
       .brief = "Convert a model folder to GGUF, or quantize a GGUF file",
       .description =
           "Writes a GGUF file from a Hugging Face folder or from another GGUF file. Codes of a "
-          "4-bit or 8-bit folder "
+          "3-, 4- or 8-bit folder "
           "(compressed-tensors, GPTQ) are moved as they are into the smallest type that keeps "
           "every value; a plain folder is written in its own type or encoded anew, with the "
           "types and bytes of llama-quantize. Nothing is lost in silence: what would change is "

@@ -10,8 +10,6 @@
 namespace assay {
 namespace {
 
-constexpr int64_t kLogitRows = 128;  // held at once, in each model
-
 WindowScores sized(size_t n) {
   return {std::vector<float>(n), std::vector<int32_t>(n), std::vector<float>(n)};
 }
@@ -56,8 +54,8 @@ PairedWindowScores HeldOut::score(int64_t window) {
   scores.a = sized(static_cast<size_t>(n_scored));
   scores.b = sized(static_cast<size_t>(n_scored));
   scores.kld.resize(static_cast<size_t>(n_scored));
-  for (int64_t first = 0; first < n_scored; first += kLogitRows) {
-    const int64_t n = std::min(kLogitRows, n_scored - first);
+  for (int64_t first = 0; first < n_scored; first += kHeldOutRows) {
+    const int64_t n = std::min(kHeldOutRows, n_scored - first);
     const std::vector<float> a = plain_.logits(window, first, n);
     const std::vector<float> b = quantized_.logits(window, first, n);
     const size_t columns = a.size() / static_cast<size_t>(n);

@@ -7,6 +7,8 @@
 
 namespace assay {
 
+inline constexpr int64_t kHeldOutRows = 128;  // whose logits are held at once, in each model
+
 /// Windows that no Hessian sees, walked beside the calibration windows in both models, so that the
 /// result can be compared with the original before it is written, and choices can be made on
 /// tokens that the solver does not know.

@@ -45,6 +45,8 @@ struct QuantizeOptions {
   int refit_rounds = 0;         // rounds of scale refit, each followed by
   int descent_passes = 0;       // so many passes of coordinate descent over the codes
   int regrid_rounds = 0;        // first rounds in which each group is quantized anew, too
+
+  bool measure_plain = false;  // also report what the plain recipe would lose; changes no result
 };
 
 /// The damped factor of one Hessian, shared by the linears that read the same input.
@@ -101,7 +103,8 @@ struct LayerResult {
   double clipped_share = 0.0;  // of codes at the ends of the grid whose value lies beyond it
   /// Σ‖(S + X W^T) − (S̃ + X̃ Ŵ^T)‖² less what no Ŵ can change; only with a drift.
   std::optional<double> output_distance = std::nullopt;
-  std::optional<StepLosses> steps = std::nullopt;  // only where something follows the column loop
+  std::optional<StepLosses> steps = std::nullopt;   // only where something follows the column loop
+  std::optional<double> plain_loss = std::nullopt;  // of the plain recipe; where options ask for it
 };
 
 /// One algorithm: a pure function. A new one is a file in algorithms/ and one row in registry.cpp.

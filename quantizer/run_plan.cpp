@@ -128,7 +128,55 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   if (head_is_linear) plan.ignore.push_back("lm_head");
 }
 
+// The run's options with what it overrides, for every linear that is quantized.
+void override_options(const RunOptions& options, RunPlan& plan) {
+  plan.options.assign(plan.program.matrices.size(), plan.quantize);
+  for (const ModuleValues& change : options.overrides) {
+    bool used = false;
+    for (size_t i = 0; i < plan.options.size(); ++i) {
+      if (plan.selected[i] == 0) continue;
+      const std::string& module = plan.program.matrices[i].module;
+      const bool named = change.modules.empty() ||
+                         std::any_of(change.modules.begin(), change.modules.end(),
+                                     [&](const auto& pattern) { return matches(pattern, module); });
+      if (!named) continue;
+      used = true;
+      apply_values(change.values, "values of " + module, plan.options[i]);
+      check_options(plan.options[i]);
+      check_steps(plan.options[i], plan.calibrated);
+      const int64_t columns = plan.program.matrices[i].in_features;
+      if (plan.options[i].grid == GridKind::kQ4K && columns % kQ4KColumns != 0) {
+        throw UsageError("grid q4_k for " + module + ": " + std::to_string(columns) +
+                         " columns are no multiple of " + std::to_string(kQ4KColumns));
+      }
+    }
+    if (used) continue;
+    throw UsageError("modules \"" + change.modules.front() +
+                     "\": no quantized linear of this model has that name");
+  }
+}
+
+void check_held_out(const RunOptions& options, const RunPlan& plan) {
+  if (options.per_module != PerModule::kNothing && options.held_out_windows == 0) {
+    throw UsageError("--per-module chooses on held-out windows: use --held-out N");
+  }
+  if (options.held_out_windows == 0) return;
+  if (plan.calibrated && plan.quantize.propagate &&
+      options.capture == CaptureMode::kTrueSequential) {
+    return;
+  }
+  throw UsageError(
+      "--held-out needs calibration data, the quantized stream (no --no-propagate) and --capture "
+      "sequential");
+}
+
 }  // namespace
+
+bool RunPlan::two_streams() const {
+  return calibrated && std::any_of(options.begin(), options.end(), [](const QuantizeOptions& each) {
+           return each.target_alpha != 0.0;
+         });
+}
 
 std::string_view capture_mode_name(CaptureMode mode) {
   return mode == CaptureMode::kLayer ? "layer" : "sequential";
@@ -185,6 +233,8 @@ RunPlan plan_run(const RunOptions& options) {
   plan.quantize.scales_fit_bf16 =
       plan.quantize.scale_dtype == DType::kF16 && source == DType::kBF16;
   select_matrices(options, plan);
+  override_options(options, plan);
+  check_held_out(options, plan);
   return plan;
 }
 

@@ -41,17 +41,22 @@ SweepCandidate read_candidate(const Json& json, const std::string& source) {
   return candidate;
 }
 
+std::vector<double> numbers(const Json& list) {
+  std::vector<double> out;
+  for (const Json& value : list.as_array()) out.push_back(value.as_number());
+  return out;
+}
+
 Measured measure(const std::string& name, const RunResult& result) {
-  ASSAY_CHECK(result.held_out.has_value());
-  const NllComparison& found = *result.held_out;
+  const Json& found = result.layers.back().held_out;
   Measured measured;
+  measured.window_kld = numbers(found.at("window_kld"));
+  measured.window_delta = numbers(found.at("window_delta_nll"));
   measured.entry.name = name;
-  measured.entry.kld = *found.kld_interval;
-  measured.entry.delta_nll = found.delta_interval;
-  measured.entry.top1_agreement = found.top1_agreement;
+  measured.entry.kld = interval_mean(measured.window_kld);
+  measured.entry.delta_nll = interval_mean(measured.window_delta);
+  measured.entry.top1_agreement = found.at("top1_agreement").as_number();
   measured.entry.seconds = result.seconds;
-  measured.window_kld = found.window_kld;
-  measured.window_delta = found.window_delta;
   return measured;
 }
 
