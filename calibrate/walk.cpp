@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 #include "convert/core/error.h"
@@ -81,9 +82,7 @@ void StreamWalk::run_ops(const Segment& segment, Register captured,
   const bool captured_here = written.contains(captured.index);
   for (int64_t b = 0; b < n_batches(); ++b) {
     prepare_batch(segment, b);
-    for (int i = segment.begin; i < segment.end; ++i) {
-      run_op(program_->ops[static_cast<size_t>(i)], *context_);
-    }
+    run_range(segment.begin, segment.end);
     for (const Register r : segment.stores) {
       std::vector<float>& values = context_->registers.f32[static_cast<size_t>(r.index)];
       const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
@@ -102,6 +101,36 @@ void StreamWalk::run_ops(const Segment& segment, Register captured,
   for (int64_t b = 0; b < n_batches(); ++b) {
     maxima_->add(values(captured).view(b, scratch).data(), batch_rows(b));
   }
+}
+
+void StreamWalk::run_range(int begin, int end) {
+  for (int i = begin; i < end; ++i) run_op(program_->ops[static_cast<size_t>(i)], *context_);
+}
+
+std::vector<float> StreamWalk::logits(int64_t batch, int64_t first_row, int64_t n_rows) {
+  const int begin = program_->layers.back().end;
+  const auto end = static_cast<int>(program_->ops.size());
+  int selection = begin;
+  while (
+      !std::holds_alternative<SelectRowsOp>(program_->ops[static_cast<size_t>(selection)].kind)) {
+    ++selection;
+  }
+  Segment segment;
+  segment.begin = begin;
+  segment.end = selection + 1;
+  segment.loads = live_before(*program_, begin);
+  context_->weights = weights_;
+  prepare_batch(segment, batch);
+  context_->selected_rows.resize(static_cast<size_t>(n_rows));
+  std::iota(context_->selected_rows.begin(), context_->selected_rows.end(), first_row);
+  run_range(begin, selection + 1);
+  prepare_registers(*program_, selection + 1, end, n_rows, *context_);
+  run_range(selection + 1, end);
+  const auto index = static_cast<size_t>(program_->logits.index);
+  const int64_t columns = program_->registers[index].columns;
+  std::vector<float> out = std::exchange(context_->registers.f32[index], {});
+  out.resize(static_cast<size_t>(n_rows * columns));
+  return out;
 }
 
 std::vector<float> StreamWalk::take_spare(size_t size) {

@@ -67,6 +67,10 @@ class StreamWalk {
                               const std::string& name,
                               const std::function<void(double)>& progress = nullptr) const;
 
+  /// After the last layer: logits (n_rows, vocab_size) of the rows [first_row, first_row + n_rows)
+  /// of a batch. Needs the weights of the ops after the layers.
+  std::vector<float> logits(int64_t batch, int64_t first_row, int64_t n_rows);
+
   /// Registers that are held now, ascending: between layers the residual stream (and whatever else
   /// lives across layers).
   std::vector<int> held_registers() const;
@@ -87,6 +91,7 @@ class StreamWalk {
   void run_ops(const Segment& segment, Register captured,
                const std::function<void(double)>& progress);
   void prepare_batch(const Segment& segment, int64_t batch);
+  void run_range(int begin, int end);
   std::vector<float> take_spare(size_t size);
   void keep_spare(std::vector<float> values);
   KvCache& cache_for(const Segment& segment, int64_t n_sequences);

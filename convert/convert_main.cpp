@@ -338,7 +338,7 @@ const Command& convert_command() {
       .brief = "Convert between model folders and GGUF, or quantize a GGUF file",
       .description =
           "Writes a GGUF file from a Hugging Face folder or from another GGUF file. Codes of a "
-          "4-bit or 8-bit folder "
+          "3-, 4- or 8-bit folder "
           "(compressed-tensors, GPTQ, AWQ) are moved as they are into the smallest type that keeps "
           "every value; a plain folder is written in its own type or encoded anew, with the "
           "types and bytes of llama-quantize. With --to hf it writes a plain Hugging Face folder "

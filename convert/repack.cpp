@@ -16,8 +16,11 @@ RepackCheck check_repack(const CheckpointMatrix& matrix, const WeightFormat& tar
   ASSAY_CHECK(view.format->fold() == Fold::kGroup && !view.scales.bytes.empty());
   RepackCheck check;
   check.n_groups = view.rows * n_groups;
-  if (!target.can_repack() || view.columns % target.block_columns() != 0 ||
-      view.group_size % target.block_columns() != 0) {
+  const int64_t block = target.block_columns();
+  const bool whole_blocks =
+      view.group_size % block == 0 || (view.group_size % target.repack_columns() == 0 &&
+                                       block % view.group_size == 0 && view.columns % block == 0);
+  if (!target.can_repack() || view.columns % block != 0 || !whole_blocks) {
     check.n_impossible = check.n_groups;
     check.first = target.can_repack()
                       ? fmt::format("groups of {} columns do not hold whole blocks of {}",
@@ -25,15 +28,20 @@ RepackCheck check_repack(const CheckpointMatrix& matrix, const WeightFormat& tar
                       : fmt::format("codes cannot be moved into {}", target.name());
     return check;
   }
+  const int64_t n_together = std::max<int64_t>(1, block / view.group_size);  // groups
+  std::vector<float> scales(static_cast<size_t>(n_together));
+  std::vector<int32_t> zeros(scales.size(), 1 << (bits - 1));
   for (int64_t row = 0; row < view.rows; ++row) {
-    for (int64_t g = 0; g < n_groups; ++g) {
-      const auto index = static_cast<size_t>(row * n_groups + g);
-      const int zero =
-          view.zero_points.empty() ? 1 << (bits - 1) : static_cast<int>(view.zero_points[index]);
-      const std::optional<RepackObstacle> obstacle =
-          target.repack_obstacle(bits, scalar_at(view.scales, row * n_groups + g), zero);
+    for (int64_t g = 0; g < n_groups; g += n_together) {
+      for (int64_t i = 0; i < n_together; ++i) {
+        const int64_t index = row * n_groups + g + i;
+        scales[static_cast<size_t>(i)] = scalar_at(view.scales, index);
+        if (view.zero_points.empty()) continue;
+        zeros[static_cast<size_t>(i)] = view.zero_points[static_cast<size_t>(index)];
+      }
+      const std::optional<RepackObstacle> obstacle = target.block_obstacle(bits, scales, zeros);
       if (!obstacle) continue;
-      (obstacle->only_rounding ? check.n_rounded : check.n_impossible) += 1;
+      (obstacle->only_rounding ? check.n_rounded : check.n_impossible) += n_together;
       if (check.first.empty()) {
         check.first = fmt::format("row {}, group {}: {}", row, g, obstacle->reason);
       }

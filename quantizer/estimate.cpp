@@ -6,6 +6,7 @@
 #include "calibrate/gram.h"
 #include "convert/core/parallel.h"
 #include "quantizer/factor.h"
+#include "quantizer/held_out.h"
 #include "quantizer/layer_solver.h"
 #include "runtime/cpu_executor.h"
 
@@ -73,7 +74,7 @@ struct LayerMemory {
 };
 
 LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int layer,
-                         int64_t n_tokens, int64_t batch_tokens) {
+                         int64_t n_tokens, int64_t n_held_out_tokens, int64_t batch_tokens) {
   LayerMemory memory;
   const LayerPlan cut = plan.layer(layer);
   const Program& program = plan.program;
@@ -82,7 +83,8 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
         static_cast<uint64_t>(stop.columns) * static_cast<uint64_t>(stop.columns) * sizeof(double);
     uint64_t solve = 0;
     for (const int matrix : stop.matrices) {
-      solve = std::max(solve, solve_peak_bytes(plan.shape(matrix), plan.quantize));
+      solve = std::max(
+          solve, solve_peak_bytes(plan.shape(matrix), plan.options[static_cast<size_t>(matrix)]));
     }
     if (!plan.calibrated) {
       memory.hessian = std::max(memory.hessian, solve);
@@ -99,6 +101,11 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
       const int64_t rows = plan.shape(stop.matrices.front()).out_features;
       residual = static_cast<uint64_t>(rows) * n * sizeof(double);
       residual_cross = drift + CrossGram::peak_bytes(rows, stop.columns);
+    }
+    if (options.per_module != PerModule::kNothing) {
+      // The same products of the held-out windows, and the best trial beside the one at work.
+      const int64_t rows = plan.shape(stop.matrices.front()).out_features;
+      residual += 2 * hessian + static_cast<uint64_t>(rows) * n * (sizeof(double) + 1);
     }
     memory.hessian = std::max({memory.hessian, Gram::peak_bytes(stop.columns),
                                hessian + std::max(cross, residual_cross),
@@ -137,8 +144,21 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
         register_bytes(program.registers[static_cast<size_t>(program.residual.index)], n_tokens);
   }
   if (plan.two_streams()) memory.activations *= 2;
+  memory.activations += 2 * activation_bytes(program, cut, n_held_out_tokens, batch_tokens);
   memory.batch = batch_bytes(program, cut, batch_tokens);
   return memory;
+}
+
+// What follows the layers, and the logits of both models, for the windows that are held out.
+uint64_t head_bytes(const RunPlan& plan) {
+  uint64_t bytes = 0;
+  for (const MatrixSlot& slot : plan.program.matrices) {
+    if (slot.role != Role::kHead) continue;
+    bytes += PackedMatrix::bytes_for(scalar_format(plan.checkpoint->spec().source_dtype),
+                                     slot.out_features, slot.in_features, slot.in_features);
+  }
+  const auto vocab = static_cast<uint64_t>(plan.checkpoint->spec().vocab_size);
+  return bytes + 3 * static_cast<uint64_t>(kHeldOutRows) * vocab * sizeof(float);
 }
 
 double segment_seconds(const Program& program, const Segment& segment, const Rates& rates,
@@ -220,13 +240,15 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
   const int64_t batch_tokens = std::min(n_windows, together) * window_length;
   LayerMemory most;
   for (int layer = 0; layer < static_cast<int>(plan.program.layers.size()); ++layer) {
-    const LayerMemory here = layer_memory(plan, options, layer, n_tokens, batch_tokens);
+    const LayerMemory here = layer_memory(plan, options, layer, n_tokens,
+                                          options.held_out_windows * window_length, batch_tokens);
     most.activations = std::max(most.activations, here.activations);
     most.batch = std::max(most.batch, here.batch);
     most.weights = std::max(most.weights, here.weights);
     most.hessian = std::max(most.hessian, here.hessian);
     out.seconds += layer_cost(plan, layer, n_windows, window_length).total();
   }
+  if (options.held_out_windows > 0) most.weights = std::max(most.weights, head_bytes(plan));
   const uint64_t in_memory = std::min(most.activations, options.activation_memory);
   out.spill_bytes = most.activations - in_memory;
   uint64_t tables = 0;
@@ -255,6 +277,9 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
         (plan.two_streams() ? 4 : 2) *
         register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
                        n_tokens);
+    out.state_bytes +=
+        4 * register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
+                           options.held_out_windows * window_length);
   }
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;

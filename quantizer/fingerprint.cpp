@@ -47,6 +47,16 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
       .set("option format", plan.layout->name)
       .set("option skip", skip)
       .set("option shard_size", options.max_shard_bytes);
+  if (options.held_out_windows > 0) out.set("option held_out_windows", options.held_out_windows);
+  if (options.per_module != PerModule::kNothing) {
+    out.set("option per_module", options.per_module == PerModule::kAlpha ? "alpha" : "damp");
+  }
+  for (size_t i = 0; i < options.overrides.size(); ++i) {
+    Json modules = Json::array();
+    for (const std::string& pattern : options.overrides[i].modules) modules.push(pattern);
+    out.set("option override " + std::to_string(i + 1),
+            Json::object().set("modules", modules).set("values", options.overrides[i].values));
+  }
   const Json recipe = recipe_json(q);
   for (const auto& [name, value] : recipe.as_object()) out.set("option " + name, value);
 }

@@ -10,6 +10,7 @@
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "quantizer/group_search.h"
+#include "quantizer/q4_k_grid.h"
 #include "quantizer/solver_kernels.h"
 
 namespace assay {
@@ -101,6 +102,16 @@ float store_scale(float scale, const QuantizeOptions& options) {
   }
 }
 
+float nearest_scale(double wanted, uint8_t zero, const SharedScale& shared,
+                    const QuantizeOptions& options) {
+  if (shared.ratio == 0) return store_scale(static_cast<float>(wanted), options);
+  const Multiples multiples = multiples_of(shared.ratio, zero);
+  const double unit = static_cast<double>(shared.unit) * multiples.step;
+  const double k = std::clamp(std::nearbyint(wanted / unit), 1.0,
+                              static_cast<double>(multiples.last / multiples.step));
+  return static_cast<float>(k * unit);
+}
+
 std::vector<std::byte> narrow_scales(std::span<const float> scales, DType dtype) {
   if (dtype == DType::kF32) {
     const auto bytes = std::as_bytes(scales);
@@ -167,6 +178,7 @@ Grid hessian_grid(const LayerProblem& problem, const QuantizeOptions& options) {
 }
 
 Grid make_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  if (options.grid == GridKind::kQ4K) return q4_k_grid(problem, options);
   return options.scale_search == ScaleSearch::kHessianGrid ? hessian_grid(problem, options)
                                                            : min_max_grid(problem, options);
 }

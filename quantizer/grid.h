@@ -9,12 +9,20 @@
 
 namespace assay {
 
+/// What the groups of one super-block of 256 columns share (GridKind::kQ4K): scales are unit · k
+/// and minima scale · zero = unit · ratio · m, with k and m from 0 to 63. ratio 0: nothing.
+struct SharedScale {
+  float unit = 0.0f;
+  int ratio = 0;
+};
+
 /// Scales and zero points of one linear: w ≈ scale · (code − zero).
 struct Grid {
   int64_t group_size = 0;            // columns per group
   int64_t n_groups = 0;              // per row
   std::vector<float> scales;         // (out_features, n_groups), values of the stored type
   std::vector<uint8_t> zero_points;  // (out_features, n_groups)
+  std::vector<SharedScale> shared;   // (out_features, n_groups); empty: each scale is its own
 };
 
 /// Columns per group for options.group_size, where −1 is the whole row.
@@ -22,6 +30,9 @@ int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options);
 
 /// Rounds a scale to the type in which it is stored, nearest even.
 float store_scale(float scale, const QuantizeOptions& options);
+/// The scale nearest to `wanted` that a group with this zero point can have.
+float nearest_scale(double wanted, uint8_t zero, const SharedScale& shared,
+                    const QuantizeOptions& options);
 
 /// The bytes of scales in that type; each must be a value of it.
 std::vector<std::byte> narrow_scales(std::span<const float> scales, DType dtype);
@@ -35,7 +46,7 @@ Grid min_max_grid(const LayerProblem& problem, const QuantizeOptions& options);
 /// (quantization.md, step 4). Needs problem.hessian.
 Grid hessian_grid(const LayerProblem& problem, const QuantizeOptions& options);
 
-/// The one that options.scale_search names.
+/// The one that options.grid and options.scale_search name.
 Grid make_grid(const LayerProblem& problem, const QuantizeOptions& options);
 
 /// Code of one weight: clamp(rne(w/s) + z, 0, 2^bits − 1).

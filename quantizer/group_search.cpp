@@ -65,6 +65,25 @@ GroupSearch::Choices GroupSearch::run(const float* weights, const QuantizeOption
           scale_and_zero(range.low * part, range.high * part, options);
     }
   }
+  evaluate(weights, candidates, largest_code);
+  Choices choices;
+  for (int64_t r = 0; r < kGridRows; ++r) {
+    int64_t winner = 0;
+    for (int64_t c = 0; c < kCandidates; ++c) {
+      if (!is_useful(candidates[static_cast<size_t>(c)][static_cast<size_t>(r)].scale)) {
+        winner = c;  // the caller tells
+        break;
+      }
+      if (objective(r, c) < objective(r, winner)) winner = c;
+    }
+    choices[static_cast<size_t>(r)] =
+        candidates[static_cast<size_t>(winner)][static_cast<size_t>(r)];
+  }
+  return choices;
+}
+
+void GroupSearch::evaluate(const float* weights, const std::array<Choices, kCandidates>& candidates,
+                           float largest_code) {
   const SolverKernels& kernels = solver_kernels();
   for (int64_t c = 0; c < kCandidates; ++c) {
     std::array<float, kGridRows> scales;
@@ -85,20 +104,6 @@ GroupSearch::Choices GroupSearch::run(const float* weights, const QuantizeOption
                               objectives_.data() + pack * kQuadraticLanes);
     }
   }
-  Choices choices;
-  for (int64_t r = 0; r < kGridRows; ++r) {
-    int64_t winner = 0;
-    for (int64_t c = 0; c < kCandidates; ++c) {
-      if (!is_useful(candidates[static_cast<size_t>(c)][static_cast<size_t>(r)].scale)) {
-        winner = c;  // the caller tells
-        break;
-      }
-      if (objective(r, c) < objective(r, winner)) winner = c;
-    }
-    choices[static_cast<size_t>(r)] =
-        candidates[static_cast<size_t>(winner)][static_cast<size_t>(r)];
-  }
-  return choices;
 }
 
 }  // namespace assay

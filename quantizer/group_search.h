@@ -37,6 +37,13 @@ class GroupSearch {
   /// weights (n, 16). A candidate with a useless scale is returned as it is.
   Choices run(const float* weights, const QuantizeOptions& options);
 
+  /// Objectives of any 21 candidates, to be read with objective().
+  void evaluate(const float* weights, const std::array<Choices, kCandidates>& candidates,
+                float largest_code);
+  double objective(int64_t row, int64_t candidate) const {
+    return objectives_[static_cast<size_t>((2 * candidate + row / 8) * 8 + row % 8)];
+  }
+
   static uint64_t bytes(int64_t n);
 
  private:
@@ -44,9 +51,6 @@ class GroupSearch {
   static constexpr int64_t kPacks = (2 * kCandidates + 2) / 3;
   // Of vector v = 2·candidate + half in errors_: pack v / 3, lanes 8·(v mod 3) …
   int64_t offset(int64_t v) const { return v / 3 * n_ * kQuadraticLanes + v % 3 * 8; }
-  double objective(int64_t row, int64_t candidate) const {
-    return objectives_[static_cast<size_t>((2 * candidate + row / 8) * 8 + row % 8)];
-  }
 
   int64_t n_;
   const std::vector<double>& panels_;

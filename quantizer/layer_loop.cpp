@@ -1,10 +1,10 @@
 #include "quantizer/layer_loop.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "convert/core/error.h"
-#include "quantizer/factor.h"
 
 namespace assay {
 namespace {
@@ -14,6 +14,49 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
+
+// What --per-module tries beside the run's own value.
+constexpr double kAlphas[] = {0.25, 0.5, 0.75, 1.0};
+constexpr double kDampings[] = {0.1, 0.3, 3.0, 10.0};  // times the run's damping
+
+HessianFactor make_factor(const Hessian& hessian, const QuantizeOptions& options,
+                          const std::string& name) {
+  HessianFactor factor = factor_hessian(hessian, options, name);
+  if (factor.n_dead < hessian.n) return factor;
+  throw NumericError(name + ": all calibration inputs are zero (" +
+                     std::to_string(hessian.n_tokens) +
+                     " tokens); there is nothing to calibrate with");
+}
+
+// H, D and E of one stop.
+class StopProducts {
+ public:
+  /// `plain`: the 16-bit stream; null: there is none. D is left out where the streams are equal.
+  StopProducts(const StreamWalk& walk, const StreamWalk* plain, const CaptureStop& stop,
+               const std::string& name, bool residual, const std::function<void(double)>& progress)
+      : hessian_(walk.captured_hessian(stop, name, progress)) {
+    if (plain == nullptr) return;
+    CrossProduct drift = walk.captured_cross(*plain, stop, name);
+    if (drift.values == hessian_.values) return;  // nothing before it is quantized
+    for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= hessian_.values[i];
+    drift_ = std::move(drift);
+    if (residual && stop.adds_to.index >= 0) {
+      residual_drift_ = walk.register_drift(*plain, stop.adds_to, stop, name);
+    }
+  }
+
+  /// Without a factor. Valid as long as this object.
+  Calibration calibration() const {
+    return {.hessian = &hessian_,
+            .drift = drift_ ? &*drift_ : nullptr,
+            .residual_drift = residual_drift_ ? &*residual_drift_ : nullptr};
+  }
+
+ private:
+  Hessian hessian_;
+  std::optional<CrossProduct> drift_;
+  std::optional<CrossProduct> residual_drift_;
+};
 
 }  // namespace
 
@@ -33,7 +76,7 @@ void ProgressMeter::end() {
 }
 
 LayerLoop::LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEvents& events,
-                     const TokenWindows* windows, RunState& state)
+                     const TokenWindows* windows, const TokenWindows* held_out, RunState& state)
     : plan_(plan),
       options_(options),
       events_(events),
@@ -48,6 +91,9 @@ LayerLoop::LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEv
   if (windows_ != nullptr) {
     walk_.emplace(plan.program, weights_, *windows_,
                   WalkOptions{options.kv_type, options.batch_tokens}, memory_);
+  }
+  if (held_out != nullptr) {
+    held_out_.emplace(plan.program, weights_, plain_weights_, *held_out, options.kv_type, memory_);
   }
 }
 
@@ -82,14 +128,16 @@ void LayerLoop::start_walk(int first) {
     const int begin = plan_.program.layers.front().begin;
     bind_weights(plan_.program, plan_.checkpoint, 0, begin, windows_->window_length, weights_);
     walk_->embed();
+    if (held_out_) held_out_->embed();
   }
-  if (plan_.two_streams()) {
-    plain_weights_.checkpoint = plan_.checkpoint;
-    plain_walk_ = walk_->fork(plain_weights_);
-  }
+  plain_weights_.checkpoint = plan_.checkpoint;
+  if (plan_.two_streams()) plain_walk_ = walk_->fork(plain_weights_);
   if (first > 0) {
     std::vector<StreamWalk*> walks{&*walk_};
     if (plain_walk_) walks.push_back(&*plain_walk_);
+    if (held_out_) {
+      for (StreamWalk* walk : held_out_->walks()) walks.push_back(walk);
+    }
     state_.restore_walks(walks);
   }
   release_model_pages();
@@ -135,16 +183,29 @@ void LayerLoop::run_layer(int layer) {
 void LayerLoop::run_sequential_layer(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
   bind_layer(layer, false, weights_);
-  if (plain_walk_) bind_layer(layer, true, plain_weights_);
-  for (size_t s = 0; s < cut.stops.size(); ++s) {
+  if (plain_walk_ || held_out_) bind_layer(layer, true, plain_weights_);
+  for (size_t s = 0; s < cut.segments.size(); ++s) {
     forward(*walk_, cut, s, report);
     forward_plain(cut, s, report);
-    solve_stop(*walk_, cut, s, report, true);
+    if (held_out_) held_out_->forward(cut, s);
+    if (s < cut.stops.size()) solve_stop(*walk_, cut, s, report, true);
   }
-  forward(*walk_, cut, cut.stops.size(), report);
-  forward_plain(cut, cut.stops.size(), report);
   drop_layer(weights_);
   drop_layer(plain_weights_);
+  if (held_out_ && layer + 1 == n_layers()) compare_held_out(report);
+}
+
+void LayerLoop::compare_held_out(LayerReport& report) {
+  const auto begin = Clock::now();
+  bind_weights(plan_.program, plan_.checkpoint, plan_.program.layers.back().end,
+               static_cast<int>(plan_.program.ops.size()), windows_->window_length, weights_);
+  plain_weights_.matrices = weights_.matrices;
+  plain_weights_.vectors = weights_.vectors;
+  plain_weights_.ropes = weights_.ropes;
+  report.held_out = held_out_->compare().to_json();
+  drop_layer(weights_);
+  drop_layer(plain_weights_);
+  report.seconds.forward += seconds_since(begin);
 }
 
 // The 16-bit stream: quantized weights are never run.
@@ -162,7 +223,6 @@ void LayerLoop::run_plain_stream(int layer, LayerReport& report) {
 // All inputs from the layer's 16-bit weights, then the layer once more with quantized ones.
 void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
-  plain_weights_.checkpoint = plan_.checkpoint;
   bind_layer(layer, true, plain_weights_);
   bind_layer(layer, false, weights_);
   {
@@ -181,7 +241,7 @@ void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
 
 void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
-  for (const CaptureStop& stop : cut.stops) solve_linears(stop, {}, report, false);
+  for (const CaptureStop& stop : cut.stops) solve_linears(stop, {}, nullptr, report, false);
 }
 
 void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
@@ -200,72 +260,103 @@ void LayerLoop::forward_plain(const LayerPlan& cut, size_t segment, LayerReport&
   if (plain_walk_) forward(*plain_walk_, cut, segment, report);
 }
 
-std::optional<CrossProduct> LayerLoop::drift_of(const StreamWalk& walk, const CaptureStop& stop,
-                                                const std::string& name,
-                                                const Hessian& hessian) const {
-  if (!plain_walk_) return std::nullopt;
-  CrossProduct drift = walk.captured_cross(*plain_walk_, stop, name);
-  if (drift.values == hessian.values) return std::nullopt;  // nothing before it is quantized
-  for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= hessian.values[i];
-  return drift;
-}
-
-std::optional<CrossProduct> LayerLoop::residual_drift_of(const StreamWalk& walk,
-                                                         const CaptureStop& stop,
-                                                         const std::string& name) const {
-  if (plan_.quantize.residual_alpha == 0.0 || stop.adds_to.index < 0) return std::nullopt;
-  return walk.register_drift(*plain_walk_, stop.adds_to, stop, name);
-}
-
 void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t s,
                            LayerReport& report, bool want_packed) {
   const CaptureStop& stop = cut.stops[s];
   const std::string name = module_name(stop.matrices.front());
   const StageCost cost = cost_of(cut.layer);
   const auto n_stops = static_cast<double>(cut.stops.size());
-  auto begin = Clock::now();
+  const bool residual = std::any_of(stop.matrices.begin(), stop.matrices.end(), [&](int matrix) {
+    return plan_.options[static_cast<size_t>(matrix)].residual_alpha != 0.0;
+  });
+  const auto begin = Clock::now();
   meter_.begin(cost.gram / n_stops, label(cut.layer, "Gram matrix"));
-  const Hessian hessian =
-      walk.captured_hessian(stop, name, [&](double share) { meter_.share(share); });
-  const std::optional<CrossProduct> drift = drift_of(walk, stop, name, hessian);
-  std::optional<CrossProduct> residual_drift;
-  if (drift) residual_drift = residual_drift_of(walk, stop, name);
+  const StopProducts products(walk, plain_walk_ ? &*plain_walk_ : nullptr, stop, name, residual,
+                              [&](double share) { meter_.share(share); });
+  std::optional<StopProducts> held_out;
+  if (held_out_ && options_.per_module != PerModule::kNothing) {
+    held_out.emplace(held_out_->quantized(), &held_out_->plain(), stop, name, true, nullptr);
+  }
   meter_.end();
   report.seconds.gram += seconds_since(begin);
 
-  begin = Clock::now();
   meter_.begin((cost.factor + cost.solve) / n_stops, label(cut.layer, "codes"));
-  std::optional<HessianFactor> factor;
-  if (plan_.algorithm->needs_calibration) {
-    factor = factor_hessian(hessian, plan_.quantize, name);
-    if (factor->n_dead == hessian.n) {
-      throw NumericError(name + ": all calibration inputs are zero (" +
-                         std::to_string(hessian.n_tokens) +
-                         " tokens); there is nothing to calibrate with");
-    }
-  }
-  report.seconds.factor += seconds_since(begin);
-  solve_linears(stop,
-                {.hessian = &hessian,
-                 .factor = factor ? &*factor : nullptr,
-                 .drift = drift ? &*drift : nullptr,
-                 .residual_drift = residual_drift ? &*residual_drift : nullptr},
-                report, want_packed);
+  const Calibration known = products.calibration();
+  Calibration unknown;
+  if (held_out) unknown = held_out->calibration();
+  solve_linears(stop, known, held_out ? &unknown : nullptr, report, want_packed);
   meter_.end();
 }
 
-void LayerLoop::solve_linears(const CaptureStop& stop, const Calibration& calibration,
-                              LayerReport& report, bool want_packed) {
-  const auto begin = Clock::now();
+void LayerLoop::solve_linears(const CaptureStop& stop, Calibration calibration,
+                              const Calibration* held_out, LayerReport& report, bool want_packed) {
+  std::optional<HessianFactor> factor;
+  double factored_with = -1.0;
+  bool in_full = false;  // with what a target needs
   for (const int matrix : stop.matrices) {
-    solved_.push_back(solve_linear(plan_, matrix, calibration, want_packed));
+    std::optional<LinearTrial> best;
+    Json tried = Json::array();
+    for (const QuantizeOptions& options : trials_of(matrix)) {
+      const bool wanted_in_full = options.target_alpha != 0.0;
+      if (plan_.algorithm->needs_calibration &&
+          (options.damp_percent != factored_with || (wanted_in_full && !in_full))) {
+        const auto begin = Clock::now();
+        factor = make_factor(*calibration.hessian, options, module_name(matrix));
+        factored_with = options.damp_percent;
+        in_full = wanted_in_full;
+        report.seconds.factor += seconds_since(begin);
+      }
+      calibration.factor = factor ? &*factor : nullptr;
+      const auto begin = Clock::now();
+      LinearTrial trial = try_linear(plan_, matrix, options, calibration, held_out);
+      report.seconds.solve += seconds_since(begin);
+      if (held_out != nullptr) {
+        tried.push(Json::object()
+                       .set("target_alpha", options.target_alpha)
+                       .set("residual_alpha", options.residual_alpha)
+                       .set("damp_percent", options.damp_percent)
+                       .set("held_out_distance", *trial.held_out_distance));
+        if (best && !(*trial.held_out_distance < *best->held_out_distance)) continue;
+      }
+      best = std::move(trial);
+    }
+    const auto begin = Clock::now();
+    const int64_t n_tokens = calibration.hessian != nullptr ? calibration.hessian->n_tokens : 0;
+    solved_.push_back(finish_linear(plan_, matrix, *best, n_tokens, want_packed));
     SolvedLinear& solved = solved_.back();
+    if (held_out != nullptr) {
+      solved.report.choice = Json::object()
+                                 .set("target_alpha", best->options.target_alpha)
+                                 .set("residual_alpha", best->options.residual_alpha)
+                                 .set("damp_percent", best->options.damp_percent)
+                                 .set("tried", tried);
+    }
     if (want_packed) weights_.matrices[static_cast<size_t>(matrix)] = std::move(solved.packed);
     report.modules.push_back(solved.report);
     if (events_.on_module) events_.on_module(solved.report);
     release_model_pages();
+    report.seconds.solve += seconds_since(begin);
   }
-  report.seconds.solve += seconds_since(begin);
+}
+
+std::vector<QuantizeOptions> LayerLoop::trials_of(int matrix) const {
+  const QuantizeOptions& base = plan_.options[static_cast<size_t>(matrix)];
+  std::vector<QuantizeOptions> trials = {base};
+  if (options_.per_module == PerModule::kAlpha) {
+    for (const double alpha : kAlphas) {
+      if (alpha == base.target_alpha || base.target_alpha == 0.0) continue;
+      trials.push_back(base);
+      trials.back().target_alpha = alpha;
+      if (base.residual_alpha != 0.0) trials.back().residual_alpha = alpha;
+    }
+  }
+  if (options_.per_module == PerModule::kDamp) {
+    for (const double times : kDampings) {
+      trials.push_back(base);
+      trials.back().damp_percent = times * base.damp_percent;
+    }
+  }
+  return trials;
 }
 
 void LayerLoop::commit(const LayerReport& report) {
@@ -281,6 +372,9 @@ void LayerLoop::commit(const LayerReport& report) {
   std::vector<const StreamWalk*> walks;
   if (walk_ && goes_on) walks.push_back(&*walk_);
   if (plain_walk_ && goes_on) walks.push_back(&*plain_walk_);
+  if (held_out_ && goes_on) {
+    for (const StreamWalk* walk : held_out_->walks()) walks.push_back(walk);
+  }
   state_.commit_layer(report, std::move(tensors), walks);
   solved_.clear();
 }

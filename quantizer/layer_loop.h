@@ -6,6 +6,8 @@
 
 #include "calibrate/walk.h"
 #include "quantizer/estimate.h"
+#include "quantizer/factor.h"
+#include "quantizer/held_out.h"
 #include "quantizer/layer_solver.h"
 #include "quantizer/run_options.h"
 #include "quantizer/run_plan.h"
@@ -36,9 +38,10 @@ class ProgressMeter {
 /// with the quantized weights. Memory holds one layer and the activations (calibrate/store.h).
 class LayerLoop {
  public:
-  /// All references must outlive the object; `windows` is null without calibration.
+  /// All references must outlive the object; `windows` is null without calibration, `held_out`
+  /// without windows that are held out.
   LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEvents& events,
-            const TokenWindows* windows, RunState& state);
+            const TokenWindows* windows, const TokenWindows* held_out, RunState& state);
 
   /// Goes on after the layers that `state` has, and commits each layer to it. Throws StoppedError
   /// at the end of the layer in which events.stop_requested() became true.
@@ -69,14 +72,11 @@ class LayerLoop {
   void forward_plain(const LayerPlan& cut, size_t segment, LayerReport& report);
   void solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t stop, LayerReport& report,
                   bool want_packed);
-  /// D of the two streams at a stop; none where they are equal.
-  std::optional<CrossProduct> drift_of(const StreamWalk& walk, const CaptureStop& stop,
-                                       const std::string& name, const Hessian& hessian) const;
-  /// E of the sum that the stop's output goes into, where there is one.
-  std::optional<CrossProduct> residual_drift_of(const StreamWalk& walk, const CaptureStop& stop,
-                                                const std::string& name) const;
-  void solve_linears(const CaptureStop& stop, const Calibration& calibration, LayerReport& report,
-                     bool want_packed);
+  void compare_held_out(LayerReport& report);
+  void solve_linears(const CaptureStop& stop, Calibration calibration, const Calibration* held_out,
+                     LayerReport& report, bool want_packed);
+  /// The options that are tried for a linear, the run's first.
+  std::vector<QuantizeOptions> trials_of(int matrix) const;
   void commit(const LayerReport& report);
 
   const RunPlan& plan_;
@@ -90,7 +90,8 @@ class LayerLoop {
   CpuWeights plain_weights_;  // 16-bit, for the second stream and CaptureMode::kLayer
   std::optional<StreamWalk> walk_;
   std::optional<StreamWalk> plain_walk_;  // RunPlan::two_streams()
-  std::vector<SolvedLinear> solved_;      // of the layer at work
+  std::optional<HeldOut> held_out_;
+  std::vector<SolvedLinear> solved_;  // of the layer at work
 };
 
 }  // namespace assay

@@ -9,6 +9,8 @@
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "quantizer/grid.h"
+#include "quantizer/loss.h"
+#include "quantizer/q4_k_grid.h"
 #include "quantizer/refine.h"
 #include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
@@ -39,6 +41,26 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+double held_out_distance(const LayerProblem& problem, const QuantizeOptions& options,
+                         const LayerResult& result) {
+  Grid grid;
+  grid.group_size = columns_per_group(problem.in_features, options);
+  grid.n_groups = (problem.in_features + grid.group_size - 1) / grid.group_size;
+  grid.scales = result.scales;
+  grid.zero_points = result.zero_points;
+  const auto columns = static_cast<size_t>(problem.in_features);
+  const double loss = quadratic_loss(
+      problem.out_features, problem.in_features, problem.hessian,
+      [&](int64_t row, std::span<double> errors) {
+        const size_t first = static_cast<size_t>(row) * columns;
+        rounding_errors(problem.weights.subspan(first, columns),
+                        std::span<const uint8_t>(result.codes).subspan(first, columns), grid, row,
+                        errors);
+      });
+  if (problem.drift == nullptr) return loss;
+  return output_distance(problem, rounded_weights(grid, result.codes, problem.in_features), loss);
+}
+
 }  // namespace
 
 PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& options,
@@ -57,24 +79,41 @@ PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& optio
                             linear.in_features, group_size, read_row);
 }
 
-SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& calibration,
-                          bool want_packed) {
-  const Hessian* hessian = calibration.hessian;
-  const HessianFactor* factor = calibration.factor;
+LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& options,
+                       const Calibration& calibration, const Calibration* held_out) {
   const auto begin = std::chrono::steady_clock::now();
   const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(matrix)];
-  const LinearShape linear = plan.shape(matrix);
   const std::vector<float> weights = read_weights(plan, slot);
-  const LayerProblem problem{.module = slot.module,
-                             .out_features = slot.out_features,
-                             .in_features = slot.in_features,
-                             .weights = weights,
-                             .hessian = hessian,
-                             .factor = factor,
-                             .drift = calibration.drift,
-                             .residual_drift = calibration.residual_drift};
-  const LayerResult result = plan.algorithm->quantize(problem, plan.quantize);
+  LayerProblem problem{.module = slot.module,
+                       .out_features = slot.out_features,
+                       .in_features = slot.in_features,
+                       .weights = weights,
+                       .hessian = calibration.hessian,
+                       .factor = calibration.factor,
+                       .drift = calibration.drift,
+                       .residual_drift = calibration.residual_drift};
+  LinearTrial trial;
+  trial.options = options;
+  trial.result = plan.algorithm->quantize(problem, options);
+  if (calibration.factor != nullptr) {
+    trial.damp_percent = calibration.factor->damp_percent;
+    trial.n_dead = calibration.factor->n_dead;
+  }
+  if (held_out != nullptr) {
+    problem.hessian = held_out->hessian;
+    problem.drift = held_out->drift;
+    problem.residual_drift = held_out->residual_drift;
+    trial.held_out_distance = held_out_distance(problem, options, trial.result);
+  }
+  trial.seconds = seconds_since(begin);
+  return trial;
+}
 
+SolvedLinear finish_linear(const RunPlan& plan, int matrix, const LinearTrial& trial,
+                           int64_t n_tokens, bool want_packed) {
+  const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(matrix)];
+  const LinearShape linear = plan.shape(matrix);
+  const LayerResult& result = trial.result;
   SolvedLinear solved;
   solved.matrix = matrix;
   solved.tensors = plan.layout->tensors(linear, plan.quantize);
@@ -89,16 +128,17 @@ SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& ca
   report.out_features = slot.out_features;
   report.in_features = slot.in_features;
   report.bits_per_weight = plan.bits_per_weight(matrix);
-  report.n_tokens = hessian != nullptr ? hessian->n_tokens : 0;
+  report.n_tokens = n_tokens;
   report.loss = result.loss;
   report.rtn_loss = result.rtn_loss;
   report.weight_norm = result.weight_norm;
-  report.damp_percent = factor != nullptr ? factor->damp_percent : 0.0;
-  report.n_dead = factor != nullptr ? factor->n_dead : 0;
+  report.damp_percent = trial.damp_percent;
+  report.n_dead = trial.n_dead;
   report.clipped_share = result.clipped_share;
   report.output_distance = result.output_distance;
   report.steps = result.steps;
-  report.seconds = seconds_since(begin);
+  report.plain_loss = result.plain_loss;
+  report.seconds = trial.seconds;
   return solved;
 }
 
@@ -115,6 +155,8 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   const uint64_t search = options.scale_search == ScaleSearch::kHessianGrid
                               ? group * (14 * kQuadraticLanes + kGridRows) * sizeof(double)
                               : 0;
+  const uint64_t lattice =
+      options.grid == GridKind::kQ4K ? q4_k_grid_peak_bytes(static_cast<int64_t>(group)) : 0;
   uint64_t steps = 0;
   uint64_t target = 0;
   if (options.target_alpha != 0.0) {
@@ -127,7 +169,8 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   if (options.regrid_rounds > 0) {
     target += group_blocks_bytes(linear.in_features, static_cast<int64_t>(group));
   }
-  return weights + target + scales + threads * std::max({column_loop, loss, search, steps});
+  return weights + target + scales +
+         threads * std::max({column_loop, loss, search, lattice, steps});
 }
 
 }  // namespace assay

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "quantizer/run_plan.h"
@@ -26,10 +27,26 @@ struct Calibration {
   const CrossProduct* residual_drift = nullptr;  // LayerProblem::residual_drift
 };
 
-/// Reads the weights of one linear and quantizes them. `want_packed`: whether the quantized stream
-/// goes on with it.
-SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& calibration,
-                          bool want_packed);
+/// What a linear became with some options.
+struct LinearTrial {
+  QuantizeOptions options;
+  LayerResult result;
+  double damp_percent = 0.0;  // used
+  int64_t n_dead = 0;
+  double seconds = 0.0;
+  /// Σ‖(S + X W^T) − (S̃ + X̃ Ŵ^T)‖² on the held-out windows, less what no Ŵ can change.
+  std::optional<double> held_out_distance = std::nullopt;
+};
+
+/// Reads the weights of one linear and quantizes them. `held_out`: the same of windows that were
+/// held out, without a factor; null: there are none.
+LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& options,
+                       const Calibration& calibration, const Calibration* held_out);
+
+/// The tensors and the report of a trial. `want_packed`: whether the quantized stream goes on with
+/// it. `n_tokens`: behind the Hessian.
+SolvedLinear finish_linear(const RunPlan& plan, int matrix, const LinearTrial& trial,
+                           int64_t n_tokens, bool want_packed);
 
 /// Most bytes held while one linear is solved, beyond Hessian and factor: for --dry-run.
 uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& options);

@@ -29,18 +29,41 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-std::optional<TokenWindows> load_windows(const RunPlan& plan, const RunOptions& options) {
-  if (!plan.calibrated) return std::nullopt;
+struct Windows {
+  std::optional<TokenWindows> calibration;
+  std::optional<TokenWindows> held_out;
+};
+
+TokenWindows split_off(TokenWindows& windows, int64_t n) {
+  if (n >= windows.n_windows) {
+    throw UsageError("--held-out " + std::to_string(n) + ": the data has " +
+                     std::to_string(windows.n_windows) +
+                     " windows, and calibration needs at least one; use a smaller number");
+  }
+  TokenWindows last = windows;
+  last.n_windows = n;
+  last.ids.assign(windows.ids.end() - n * windows.window_length, windows.ids.end());
+  windows.n_windows -= n;
+  windows.ids.resize(static_cast<size_t>(windows.n_windows * windows.window_length));
+  return last;
+}
+
+Windows load_windows(const RunPlan& plan, const RunOptions& options) {
+  if (!plan.calibrated) return {};
   const auto encoder = [&] { return make_text_encoder(options.model); };
   const ModelSpec& spec = plan.checkpoint->spec();
-  TokenWindows windows =
-      load_calibration(options.calibration, options.dataset, spec.vocab_size, encoder);
+  DatasetOptions dataset = options.dataset;
+  dataset.n_windows += options.held_out_windows;
+  TokenWindows windows = load_calibration(options.calibration, dataset, spec.vocab_size, encoder);
   if (windows.window_length > spec.context_length) {
     throw UsageError("calibration windows: found " + std::to_string(windows.window_length) +
                      " tokens, the model's context is " + std::to_string(spec.context_length) +
                      "; use a smaller --window-length");
   }
-  return windows;
+  Windows out;
+  if (options.held_out_windows > 0) out.held_out = split_off(windows, options.held_out_windows);
+  out.calibration = std::move(windows);
+  return out;
 }
 
 Json calibration_json(const std::optional<TokenWindows>& windows) {
@@ -70,6 +93,7 @@ void check_resources(const RunEstimate& estimate, const RunOptions& options) {
 struct Prepared {
   RunPlan plan;
   std::optional<TokenWindows> windows;
+  std::optional<TokenWindows> held_out;
   OutputContents contents;
   RunEstimate estimate;
 };
@@ -77,7 +101,9 @@ struct Prepared {
 Prepared prepare(const RunOptions& options) {
   Prepared out;
   out.plan = plan_run(options);
-  out.windows = load_windows(out.plan, options);
+  Windows windows = load_windows(out.plan, options);
+  out.windows = std::move(windows.calibration);
+  out.held_out = std::move(windows.held_out);
   out.contents.fingerprint =
       make_fingerprint(out.plan, options, out.windows ? &*out.windows : nullptr);
   out.contents.calibration = calibration_json(out.windows);
@@ -115,6 +141,8 @@ bool may_be_replaced(const std::string& out) {
          file_exists(out + "/" + std::string(kManifestName));
 }
 
+}  // namespace
+
 void refuse_what_is_there(const RunOptions& options) {
   if (file_exists(options.out)) {
     if (!options.force && !options.resume) {
@@ -138,6 +166,8 @@ void refuse_what_is_there(const RunOptions& options) {
                      "start again");
   }
 }
+
+namespace {
 
 // Files of a finished result, from its manifest.
 std::vector<OutputFile> files_of(const std::string& out) {
@@ -172,6 +202,10 @@ RunResult result_of(const Prepared& prepared, std::vector<LayerReport> layers) {
     result.n_windows = prepared.windows->n_windows;
     result.window_length = prepared.windows->window_length;
     result.calibration_sha256 = prepared.windows->sha256();
+  }
+  if (prepared.held_out) {
+    result.n_held_out = prepared.held_out->n_windows;
+    result.held_out_sha256 = prepared.held_out->sha256();
   }
   return result;
 }
@@ -223,7 +257,7 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
     events.on_note("going on after layer " + std::to_string(n_done));
   }
   LayerLoop loop(prepared.plan, options, events, prepared.windows ? &*prepared.windows : nullptr,
-                 state);
+                 prepared.held_out ? &*prepared.held_out : nullptr, state);
   loop.run();
   RunResult result = result_of(prepared, state.reports());
   result.n_layers_resumed = n_done;

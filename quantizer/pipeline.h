@@ -9,6 +9,9 @@
 
 namespace assay {
 
+/// Throws UsageError where options.out or an interrupted run is in the way.
+void refuse_what_is_there(const RunOptions& options);
+
 /// What a finished run has to say.
 struct RunResult {
   std::vector<LayerReport> layers;
@@ -17,6 +20,8 @@ struct RunResult {
   int64_t n_windows = 0;  // calibration windows used; 0: none
   int64_t window_length = 0;
   std::string calibration_sha256;  // of the ids
+  int64_t n_held_out = 0;          // windows
+  std::string held_out_sha256;     // of their ids; empty: none
   uint64_t most_spilled_bytes = 0;
   double seconds = 0.0;       // of this process
   int n_layers_resumed = 0;   // found done by an earlier process

@@ -16,11 +16,14 @@ namespace assay {
 enum class DampBasis : uint8_t { kMeanDiagonal, kMaxDiagonal };
 enum class ActOrder : uint8_t { kNone, kStatic };
 enum class ScaleSearch : uint8_t { kMinMax, kHessianGrid };
+/// Which scales and zero points a group can have: any, or those that leave the super-blocks of
+/// GGUF's Q4_K unchanged when codes are moved there (q4_k_grid.h).
+enum class GridKind : uint8_t { kFree, kQ4K };
 
 /// What a user chooses; stands in the manifest as it is.
 struct QuantizeOptions {
   std::string algorithm = "gptq";  // a name of algorithms/registry.cpp
-  int bits = 4;                    // 4 or 8
+  int bits = 4;                    // 3, 4 or 8
   int64_t group_size = 128;        // columns per scale; −1: whole row
   bool symmetric = false;
   DType scale_dtype = DType::kBF16;  // type that scales are rounded to, and stored as
@@ -32,6 +35,7 @@ struct QuantizeOptions {
       {};  // tried in order after a failed factorisation; all reported
   ActOrder act_order = ActOrder::kStatic;
   ScaleSearch scale_search = ScaleSearch::kHessianGrid;
+  GridKind grid = GridKind::kFree;
   int64_t solve_block_size = 128;  // columns per lazy block; changes speed only
   bool propagate = true;           // false: inputs come from the 16-bit stream
 
@@ -41,6 +45,8 @@ struct QuantizeOptions {
   int refit_rounds = 0;         // rounds of scale refit, each followed by
   int descent_passes = 0;       // so many passes of coordinate descent over the codes
   int regrid_rounds = 0;        // first rounds in which each group is quantized anew, too
+
+  bool measure_plain = false;  // also report what the plain recipe would lose; changes no result
 };
 
 /// The damped factor of one Hessian, shared by the linears that read the same input.
@@ -97,7 +103,8 @@ struct LayerResult {
   double clipped_share = 0.0;  // of codes at the ends of the grid whose value lies beyond it
   /// Σ‖(S + X W^T) − (S̃ + X̃ Ŵ^T)‖² less what no Ŵ can change; only with a drift.
   std::optional<double> output_distance = std::nullopt;
-  std::optional<StepLosses> steps = std::nullopt;  // only where something follows the column loop
+  std::optional<StepLosses> steps = std::nullopt;   // only where something follows the column loop
+  std::optional<double> plain_loss = std::nullopt;  // of the plain recipe; where options ask for it
 };
 
 /// One algorithm: a pure function. A new one is a file in algorithms/ and one row in registry.cpp.

@@ -4,11 +4,13 @@
 #include <optional>
 
 #include "calibrate/calibration_options.h"
+#include "convert/core/error.h"
 #include "quantizer/commands.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/pipeline.h"
 #include "quantizer/recipe.h"
 #include "quantizer/run_report.h"
+#include "quantizer/sweep.h"
 #include "runtime/host_memory.h"
 
 namespace assay {
@@ -24,8 +26,11 @@ struct Scheme {
   int bits;
   bool symmetric;
 };
-constexpr Scheme kSchemes[] = {
-    {"W4A16_ASYM", 4, false}, {"W4A16", 4, true}, {"W8A16_ASYM", 8, false}, {"W8A16", 8, true}};
+constexpr Scheme kSchemes[] = {{"W4A16_ASYM", 4, false}, {"W4A16", 4, true},
+                               {"W8A16_ASYM", 8, false}, {"W8A16", 8, true},
+                               {"W3A16_ASYM", 3, false}, {"W3A16", 3, true}};
+
+constexpr int64_t kSweepWindows = 16;  // held out where nothing else is said
 
 template <typename List>
 std::vector<std::string> names_of(const List& list) {
@@ -42,6 +47,14 @@ std::vector<cli::Option> options() {
        .help = "Calibration data: text, .jsonl (text, messages or input_ids per line), or ids as "
                ".npy or .safetensors.",
        .group = "Input"},
+      {.name = "held-out",
+       .kind = ValueKind::kInteger,
+       .value_name = "N",
+       .default_value = "0",
+       .help = "Keep the last N windows of the data from the calibration, and compare the result "
+               "with the model on them. --sweep: 16 unless given.",
+       .group = "Input",
+       .minimum = 0},
       {.name = "out",
        .short_name = 'o',
        .kind = ValueKind::kPath,
@@ -84,9 +97,17 @@ std::vector<cli::Option> options() {
        .kind = ValueKind::kInteger,
        .value_name = "N",
        .default_value = "128",
-       .help = "Columns that share a scale; -1: whole rows.",
+       .help = "Columns that share a scale; -1: whole rows. --grid q4_k: 32 unless given.",
        .group = "Quantization",
        .minimum = -1},
+      {.name = "grid",
+       .value_name = "KIND",
+       .default_value = "free",
+       .help =
+           "Scales and zero points a group can have: any, or those whose codes move into GGUF's "
+           "Q4_K unchanged (q4_k; 4 bits, columns in multiples of 256).",
+       .group = "Quantization",
+       .choices = {"free", "q4_k"}},
       {.name = "algorithm",
        .value_name = "NAME",
        .default_value = "gptq",
@@ -139,6 +160,27 @@ std::vector<cli::Option> options() {
                "other groups.",
        .group = "Recipe",
        .minimum = 0},
+      {.name = "per-module",
+       .value_name = "WHAT",
+       .help = "Choose target-alpha (0.25 to 1) or damp (0.1 to 10 times) for each linear, by the "
+               "distance to the 16-bit output on the held-out windows. Needs --held-out.",
+       .group = "Recipe",
+       .choices = {"alpha", "damp"}},
+      {.name = "sweep",
+       .kind = ValueKind::kPath,
+       .value_name = "FILE",
+       .help =
+           "Quantize with each candidate of a JSON file, rank them by their divergence from "
+           "the model on the held-out windows, and write the best. {\"candidates\": [{\"name\": "
+           "\"a\", \"modules\": [\"*down_proj\"], \"damp_percent\": 0.03}, ...]}; values: "
+           "target_alpha, residual_alpha, damp_percent, grid, scales, refit_rounds, "
+           "descent_passes, regrid_rounds.",
+       .group = "Recipe"},
+      {.name = "measure-plain",
+       .kind = ValueKind::kFlag,
+       .help = "Report the loss of the plain recipe beside each linear's own.",
+       .group = "Recipe",
+       .expert = true},
       {.name = "act-order",
        .value_name = "HOW",
        .default_value = "static",
@@ -243,7 +285,10 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
     options.symmetric = known.symmetric;
   }
   options.algorithm = arguments.text("algorithm");
-  options.group_size = arguments.integer("group-size");
+  options.grid = arguments.text("grid") == "q4_k" ? GridKind::kQ4K : GridKind::kFree;
+  options.group_size = options.grid == GridKind::kQ4K && !arguments.given("group-size")
+                           ? 32
+                           : arguments.integer("group-size");
   options.damp_percent = arguments.number("damp");
   options.damp_basis =
       arguments.text("damp-basis") == "max" ? DampBasis::kMaxDiagonal : DampBasis::kMeanDiagonal;
@@ -254,6 +299,7 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
   options.solve_block_size = arguments.integer("solve-block");
   options.propagate = !arguments.flag("no-propagate");
   apply_recipe(find_recipe(arguments.text("recipe")), calibrated, options);
+  if (options.grid == GridKind::kQ4K) options.scale_search = ScaleSearch::kHessianGrid;
   if (const auto scales = arguments.optional_text("scales")) {
     options.scale_search = *scales == "grid" ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
   }
@@ -272,6 +318,7 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
   if (arguments.given("regrid-rounds")) {
     options.regrid_rounds = static_cast<int>(arguments.integer("regrid-rounds"));
   }
+  options.measure_plain = arguments.flag("measure-plain");
   return options;
 }
 
@@ -290,6 +337,12 @@ RunOptions read_options(const Arguments& arguments) {
   options.layout = arguments.text("format");
   options.skip = arguments.list("skip");
   options.dataset = read_dataset_options(arguments);
+  options.held_out_windows = arguments.given("sweep") && !arguments.given("held-out")
+                                 ? kSweepWindows
+                                 : arguments.integer("held-out");
+  if (const auto what = arguments.optional_text("per-module")) {
+    options.per_module = *what == "alpha" ? PerModule::kAlpha : PerModule::kDamp;
+  }
   options.capture =
       arguments.text("capture") == "layer" ? CaptureMode::kLayer : CaptureMode::kTrueSequential;
   options.kv_type = *kv_type_from_name(arguments.text("kv-type"));
@@ -390,6 +443,19 @@ class RunView {
   bool heading_shown_ = false;
 };
 
+std::string held_out_line(const Json& found) {
+  const auto mean = [&](const char* name) {
+    const Json& interval = found.at(name);
+    const Json* half = interval.find("half_width_95");
+    return fmt::format("{:.5f}", interval.at("mean").as_number()) +
+           (half != nullptr && half->is_number() ? fmt::format(" ± {:.5f}", half->as_number())
+                                                 : "");
+  };
+  return fmt::format("held-out: KLD {}, delta_nll {}, top-1 agreement {:.4f} ({} tokens)",
+                     mean("kld_windows"), mean("delta_nll_windows"),
+                     found.at("top1_agreement").as_number(), found.at("n_scored").as_integer());
+}
+
 void tell_result(const RunOptions& options, const RunResult& result, Terminal& terminal) {
   if (result.was_complete) {
     terminal.log(LogLevel::kInfo, options.out + " is complete already");
@@ -409,6 +475,9 @@ void tell_result(const RunOptions& options, const RunResult& result, Terminal& t
                              result.n_windows * result.window_length, result.n_windows,
                              result.window_length, result.calibration_sha256));
   }
+  if (!result.layers.empty() && !result.layers.back().held_out.is_null()) {
+    terminal.log(LogLevel::kInfo, held_out_line(result.layers.back().held_out));
+  }
   terminal.log(LogLevel::kInfo,
                fmt::format("{} in {} files, {:.1f} s", bytes_text(result.output_bytes),
                            result.files.size(), result.seconds));
@@ -421,6 +490,24 @@ ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
     return ExitCode::kDone;
   }
   RunView view(terminal);
+  if (arguments.given("sweep")) {
+    if (options.resume)
+      throw UsageError("--sweep cannot go on with an interrupted run; use --force");
+    const SweepResult sweep =
+        run_sweep(options, read_sweep(arguments.text("sweep")), view.events());
+    view.finish();
+    terminal.log(LogLevel::kInfo, sweep_table(sweep.ranking));
+    tell_result(sweep.options, sweep.winner, terminal);
+    if (!terminal.json()) {
+      terminal.print(options.out + "\n");
+      return ExitCode::kDone;
+    }
+    Json report = run_report(sweep.options, sweep.winner);
+    Json ranking = Json::array();
+    for (const SweepEntry& entry : sweep.ranking) ranking.push(to_json(entry));
+    terminal.print(report.set("sweep", ranking).dump() + "\n");
+    return ExitCode::kDone;
+  }
   const RunResult result = run_quantization(options, view.events());
   view.finish();
   tell_result(options, result, terminal);
@@ -433,7 +520,7 @@ ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
 const cli::Command& quantize_command() {
   static const cli::Command command = {
       .name = "quantize",
-      .brief = "Quantize the linears of a model to 4 or 8 bits",
+      .brief = "Quantize the linears of a model to 3, 4 or 8 bits",
       .description =
           "Reads a Hugging Face folder, quantizes the linears of its decoder layers one layer at a "
           "time with GPTQ or round-to-nearest, and writes a folder that other engines load. The "
@@ -448,6 +535,9 @@ const cli::Command& quantize_command() {
             "GPTQ, 4 bits, groups of 128 with zero points."},
            {"assay quantize tests/data/llama-tiny --algorithm rtn --scheme W8A16 --out tiny-W8A16",
             "Round to nearest: no data needed."},
+           {"assay quantize tests/data/llama-tiny --calibration README.md --window-length 256 "
+            "--grid q4_k --out tiny-q4_k",
+            "A folder that assay convert --to gguf moves into Q4_K blocks as it is."},
            {"assay quantize tests/data/llama-tiny --calibration README.md --window-length 256 "
             "--out tiny --dry-run",
             "What it would take."}},

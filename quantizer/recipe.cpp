@@ -1,5 +1,6 @@
 #include "quantizer/recipe.h"
 
+#include <algorithm>
 #include <array>
 #include <string>
 
@@ -49,6 +50,14 @@ void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& option
 }
 
 void check_steps(const QuantizeOptions& options, bool calibrated) {
+  if (!(options.damp_percent >= 0.0)) {
+    throw UsageError("damping: found " + Json(options.damp_percent).dump(0) +
+                     ", expected a number from 0 on");
+  }
+  for (const int rounds : {options.refit_rounds, options.descent_passes, options.regrid_rounds}) {
+    if (rounds >= 0) continue;
+    throw UsageError("rounds: found " + std::to_string(rounds) + ", expected 0 or more");
+  }
   check_alpha("target alpha", options.target_alpha);
   check_alpha("residual alpha", options.residual_alpha);
   if (options.residual_alpha != 0.0 && options.target_alpha == 0.0) {
@@ -71,11 +80,57 @@ void check_steps(const QuantizeOptions& options, bool calibrated) {
   }
 }
 
+void apply_values(const Json& values, const std::string& source, QuantizeOptions& options) {
+  const auto word = [&](const Json& value, std::string_view first, std::string_view second) {
+    if (value.as_string() == first || value.as_string() == second) {
+      return value.as_string() == second;
+    }
+    throw FormatError("found " + value.dump(0) + ", expected \"" + std::string(first) + "\" or \"" +
+                      std::string(second) + "\"");
+  };
+  for (const auto& [name, value] : values.as_object()) {
+    try {
+      if (name == "target_alpha") {
+        options.target_alpha = value.as_number();
+      } else if (name == "residual_alpha") {
+        options.residual_alpha = value.as_number();
+      } else if (name == "damp_percent") {
+        options.damp_percent = value.as_number();
+      } else if (name == "grid") {
+        options.grid = word(value, "free", "q4_k") ? GridKind::kQ4K : GridKind::kFree;
+      } else if (name == "scales") {
+        options.scale_search =
+            word(value, "min-max", "grid") ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
+      } else if (name == "refit_rounds") {
+        options.refit_rounds = static_cast<int>(value.as_integer());
+      } else if (name == "descent_passes") {
+        options.descent_passes = static_cast<int>(value.as_integer());
+      } else if (name == "regrid_rounds") {
+        options.regrid_rounds = static_cast<int>(value.as_integer());
+      } else {
+        throw FormatError(
+            "unknown value, expected target_alpha, residual_alpha, damp_percent, grid, scales, "
+            "refit_rounds, descent_passes or regrid_rounds");
+      }
+    } catch (const FormatError& error) {
+      throw FormatError(source + ": \"" + name + "\": " + error.what());
+    }
+  }
+  // What depends on a value that was taken away goes with it.
+  if (options.target_alpha == 0.0 && values.find("residual_alpha") == nullptr) {
+    options.residual_alpha = 0.0;
+  }
+  if (values.find("regrid_rounds") == nullptr) {
+    options.regrid_rounds = std::min(options.regrid_rounds, options.refit_rounds);
+  }
+}
+
 Json recipe_json(const QuantizeOptions& options) {
   Json json = Json::object();
   json.set("target_alpha", options.target_alpha)
       .set("residual_alpha", options.residual_alpha)
       .set("act_order", options.act_order == ActOrder::kStatic ? "static" : "none")
+      .set("grid", options.grid == GridKind::kQ4K ? "q4_k" : "free")
       .set("scales", options.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
       .set("refit_rounds", options.refit_rounds)
       .set("descent_passes", options.descent_passes)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "quantizer/quantize.h"
@@ -29,6 +30,11 @@ void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& option
 
 /// Throws UsageError where options ask for a step that the run cannot have.
 void check_steps(const QuantizeOptions& options, bool calibrated);
+
+/// Sets the members of a JSON object by their names in recipe_json(), and damp_percent. Without a
+/// target there is no residual target, and no more new groups than refit rounds, unless `values`
+/// name them. Throws FormatError with `source` for other names, and for values of another type.
+void apply_values(const Json& values, const std::string& source, QuantizeOptions& options);
 
 /// The values of all steps, for fingerprint, manifest and report: name → value.
 Json recipe_json(const QuantizeOptions& options);

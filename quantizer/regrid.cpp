@@ -7,6 +7,7 @@
 #include "quantizer/factor.h"
 #include "quantizer/group_search.h"
 #include "quantizer/panels.h"
+#include "quantizer/q4_k_grid.h"
 
 namespace assay {
 namespace {
@@ -119,7 +120,6 @@ class GroupTask {
 
   std::array<ScaleAndZero, kSolverRows> search() const {
     std::array<ScaleAndZero, kSolverRows> out;
-    GroupSearch search(n_, block_.panels);
     std::vector<float> weights(static_cast<size_t>(n_ * kGridRows));
     for (int64_t half = 0; half < kSolverRows / kGridRows; ++half) {
       for (int64_t i = 0; i < n_; ++i) {
@@ -127,10 +127,26 @@ class GroupTask {
         std::copy_n(target_.begin() + i * kSolverRows + half * kGridRows, kGridRows,
                     weights.begin() + column * kGridRows);
       }
-      const GroupSearch::Choices choices = search.run(weights.data(), options_);
+      const GroupSearch::Choices choices = choose(weights.data(), half * kGridRows);
       std::copy(choices.begin(), choices.end(), out.begin() + half * kGridRows);
     }
     return out;
+  }
+
+  // For weights (n, 16) of the rows from first_row on.
+  GroupSearch::Choices choose(const float* weights, int64_t first_row) const {
+    if (options_.grid == GridKind::kFree) {
+      return GroupSearch(n_, block_.panels).run(weights, options_);
+    }
+    LatticeSearch::Shared shared;
+    for (int64_t r = 0; r < kGridRows; ++r) shared[at(r)] = shared_of(first_row + r);
+    LatticeSearch search(n_, block_.panels);
+    search.load(weights, options_);
+    return search.choose(shared);
+  }
+
+  const SharedScale& shared_of(int64_t r) const {
+    return pack_.row(std::min(r, pack_.n_rows() - 1)).shared[g()];
   }
 
   // Codes for this grid, the scale that fits them; `grid` takes the new scales.
@@ -143,7 +159,7 @@ class GroupTask {
       const auto old = static_cast<double>(own.scale);
       const double fitted = slope[at(r)] / curvature[at(r)];
       if (fitted > 0.3 * old && fitted < 3.0 * old) {
-        own.scale = store_scale(static_cast<float>(fitted), options_);
+        own.scale = nearest_scale(fitted, own.zero, shared_of(r), options_);
       }
       const auto s = static_cast<double>(own.scale);
       const double objective = s * (s * curvature[at(r)] - 2.0 * slope[at(r)]);

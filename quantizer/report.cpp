@@ -23,12 +23,21 @@ Json to_json(const ModuleReport& module) {
       .set("seconds", module.seconds);
   if (module.output_distance) json.set("output_distance", *module.output_distance);
   if (module.steps) {
+    const StepLosses& steps = *module.steps;
+    const auto share = [&](double gain) {
+      return steps.column_loop > 0.0 ? gain / steps.column_loop : 0.0;
+    };
     json.set("steps", Json::object()
-                          .set("column_loop_loss", module.steps->column_loop)
-                          .set("refit_gain", module.steps->refit)
-                          .set("descent_gain", module.steps->descent)
-                          .set("regrid_gain", module.steps->regrid));
+                          .set("column_loop_loss", steps.column_loop)
+                          .set("refit_gain", steps.refit)
+                          .set("descent_gain", steps.descent)
+                          .set("regrid_gain", steps.regrid)
+                          .set("refit_share", share(steps.refit))
+                          .set("descent_share", share(steps.descent))
+                          .set("regrid_share", share(steps.regrid)));
   }
+  if (module.plain_loss) json.set("plain_loss", *module.plain_loss);
+  if (!module.choice.is_null()) json.set("choice", module.choice);
   return json;
 }
 
@@ -58,6 +67,8 @@ ModuleReport module_from_json(const Json& json) {
                               .descent = steps->at("descent_gain").as_number(),
                               .regrid = steps->at("regrid_gain").as_number()};
   }
+  if (const Json* plain = json.find("plain_loss")) module.plain_loss = plain->as_number();
+  if (const Json* choice = json.find("choice")) module.choice = *choice;
   return module;
 }
 
@@ -73,6 +84,7 @@ Json to_json(const LayerReport& layer) {
   for (const ModuleReport& module : layer.modules) modules.push(to_json(module));
   Json json = Json::object();
   json.set("layer", layer.layer).set("seconds", seconds).set("modules", modules);
+  if (!layer.held_out.is_null()) json.set("held_out", layer.held_out);
   return json;
 }
 
@@ -87,6 +99,7 @@ LayerReport layer_report_from_json(const Json& json) {
   for (const Json& module : json.at("modules").as_array()) {
     layer.modules.push_back(module_from_json(module));
   }
+  if (const Json* held_out = json.find("held_out")) layer.held_out = *held_out;
   return layer;
 }
 

@@ -26,7 +26,9 @@ struct ModuleReport {
   double clipped_share = 0.0;
   std::optional<double> output_distance = std::nullopt;  // LayerResult::output_distance
   std::optional<StepLosses> steps = std::nullopt;        // LayerResult::steps
-  double seconds = 0.0;                                  // scale search, column loop, losses
+  std::optional<double> plain_loss = std::nullopt;       // LayerResult::plain_loss
+  Json choice = {};      // what --per-module chose and from what; null: nothing was to be chosen
+  double seconds = 0.0;  // scale search, column loop, losses
 
   double relative_loss() const { return weight_norm > 0.0 ? loss / weight_norm : 0.0; }
   double relative_rtn_loss() const { return weight_norm > 0.0 ? rtn_loss / weight_norm : 0.0; }
@@ -45,6 +47,8 @@ struct LayerReport {
   int layer = -1;
   StageSeconds seconds;
   std::vector<ModuleReport> modules;
+  /// The whole model against the original, with the last layer (NllComparison::to_json).
+  Json held_out = {};
 };
 
 Json to_json(const ModuleReport& module);

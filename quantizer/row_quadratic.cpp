@@ -76,6 +76,7 @@ RowQuadraticPack::RowQuadraticPack(const LayerProblem& problem, const Grid& grid
     row.parts.resize(n_groups * n);
     row.scales.resize(n_groups);
     row.zeros.resize(n_groups);
+    row.shared.resize(n_groups);
     row.gram.resize(n_groups * n_groups);
     row.linear.resize(n_groups);
   }
@@ -100,6 +101,7 @@ void RowQuadraticPack::load(std::span<const float> target, std::span<const uint8
       const auto index = static_cast<size_t>((first_row + r) * grid_.n_groups + g);
       row.scales[static_cast<size_t>(g)] = grid_.scales[index];
       row.zeros[static_cast<size_t>(g)] = grid_.zero_points[index];
+      if (!grid_.shared.empty()) row.shared[static_cast<size_t>(g)] = grid_.shared[index];
     }
     const uint8_t* row_codes = codes.data() + (first_row + r) * n;
     for (int64_t i = 0; i < n; ++i) {

@@ -24,6 +24,7 @@ struct RowQuadratic {
   std::vector<double> parts;        // (n_groups, n) c_g·(H + λI)
   std::vector<float> scales;        // (n_groups)
   std::vector<double> zeros;        // (n_groups)
+  std::vector<SharedScale> shared;  // (n_groups); ratio 0: the scale is the group's own
   double weight_norm = 0.0;         // w·(H + λI)·w^T
   // Σ s_g·s_h·A_gh − 2 Σ s_g·b_g + weight_norm is the loss. Set by sum_groups().
   std::vector<double> gram;    // (n_groups, n_groups) A_gh = c_g·(H + λI)·c_h^T, h ≤ g

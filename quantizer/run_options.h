@@ -21,6 +21,15 @@ enum class CaptureMode : uint8_t {
 };
 std::string_view capture_mode_name(CaptureMode mode);  // "sequential", "layer"
 
+/// Values that some modules have instead of the run's.
+struct ModuleValues {
+  std::vector<std::string> modules;  // '*' stands for any characters; empty: all
+  Json values;                       // as apply_values() of recipe.h takes them
+};
+
+/// What is chosen for each linear on the held-out windows, by the distance to the 16-bit output.
+enum class PerModule : uint8_t { kNothing, kAlpha, kDamp };
+
 /// One run of `assay quantize`.
 struct RunOptions {
   std::string model;
@@ -30,8 +39,14 @@ struct RunOptions {
   std::vector<std::string> skip =
       {};  // modules that stay in 16 bits; '*' stands for any characters
 
+  std::vector<ModuleValues> overrides = {};  // later ones go before earlier ones
+  PerModule per_module = PerModule::kNothing;
+
   std::string calibration = {};  // file; may be empty for algorithms that need none
   DatasetOptions dataset = {};
+  /// Windows at the end of the data that no Hessian sees. The model is compared with the original
+  /// on them. Needs true-sequential capture with propagation.
+  int64_t held_out_windows = 0;
   CaptureMode capture = CaptureMode::kTrueSequential;
   KvType kv_type = KvType::kF16;
 

@@ -11,6 +11,7 @@ namespace assay {
 namespace {
 
 constexpr size_t kMostOffenders = 12;  // listed by name
+constexpr int64_t kQ4KColumns = 256;   // of a super-block
 
 // '*' stands for any characters.
 bool matches(std::string_view pattern, std::string_view text) {
@@ -24,14 +25,32 @@ bool matches(std::string_view pattern, std::string_view text) {
   return false;
 }
 
+void check_q4_k(const QuantizeOptions& options) {
+  if (options.bits != 4) {
+    throw UsageError("--grid q4_k: found " + std::to_string(options.bits) +
+                     " bits, expected 4; use --scheme W4A16_ASYM or W4A16, or --grid free");
+  }
+  const int64_t group = options.group_size;
+  if (group < 32 || group % 32 != 0 || kQ4KColumns % group != 0) {
+    throw UsageError("--grid q4_k: found group size " + std::to_string(group) +
+                     ", expected 32, 64, 128 or 256, which blocks of 256 columns hold");
+  }
+  if (options.scale_search != ScaleSearch::kHessianGrid) {
+    throw UsageError(
+        "--grid q4_k searches its scales with the Hessian; leave out --scales min-max, or use "
+        "--grid free");
+  }
+}
+
 void check_options(const QuantizeOptions& options) {
-  if (options.bits != 4 && options.bits != 8) {
-    throw UsageError("bits: found " + std::to_string(options.bits) + ", expected 4 or 8");
+  if (options.bits != 3 && options.bits != 4 && options.bits != 8) {
+    throw UsageError("bits: found " + std::to_string(options.bits) + ", expected 3, 4 or 8");
   }
   if (options.group_size != -1 && options.group_size < 1) {
     throw UsageError("group size: found " + std::to_string(options.group_size) +
                      ", expected a number of columns, or -1 for whole rows");
   }
+  if (options.grid == GridKind::kQ4K) check_q4_k(options);
   if (options.solve_block_size < 1) {
     throw UsageError("solve block: found " + std::to_string(options.solve_block_size) +
                      ", expected at least 1 column");
@@ -44,6 +63,10 @@ std::string fault_of(const LinearShape& linear, const RunPlan& plan) {
   if (linear.in_features % group != 0) {
     return std::to_string(linear.in_features) + " columns are no multiple of group size " +
            std::to_string(group);
+  }
+  if (plan.quantize.grid == GridKind::kQ4K && linear.in_features % kQ4KColumns != 0) {
+    return std::to_string(linear.in_features) + " columns are no multiple of " +
+           std::to_string(kQ4KColumns) + ", which --grid q4_k needs";
   }
   return plan.layout->find_fault(linear, plan.quantize);
 }
@@ -105,7 +128,55 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   if (head_is_linear) plan.ignore.push_back("lm_head");
 }
 
+// The run's options with what it overrides, for every linear that is quantized.
+void override_options(const RunOptions& options, RunPlan& plan) {
+  plan.options.assign(plan.program.matrices.size(), plan.quantize);
+  for (const ModuleValues& change : options.overrides) {
+    bool used = false;
+    for (size_t i = 0; i < plan.options.size(); ++i) {
+      if (plan.selected[i] == 0) continue;
+      const std::string& module = plan.program.matrices[i].module;
+      const bool named = change.modules.empty() ||
+                         std::any_of(change.modules.begin(), change.modules.end(),
+                                     [&](const auto& pattern) { return matches(pattern, module); });
+      if (!named) continue;
+      used = true;
+      apply_values(change.values, "values of " + module, plan.options[i]);
+      check_options(plan.options[i]);
+      check_steps(plan.options[i], plan.calibrated);
+      const int64_t columns = plan.program.matrices[i].in_features;
+      if (plan.options[i].grid == GridKind::kQ4K && columns % kQ4KColumns != 0) {
+        throw UsageError("grid q4_k for " + module + ": " + std::to_string(columns) +
+                         " columns are no multiple of " + std::to_string(kQ4KColumns));
+      }
+    }
+    if (used) continue;
+    throw UsageError("modules \"" + change.modules.front() +
+                     "\": no quantized linear of this model has that name");
+  }
+}
+
+void check_held_out(const RunOptions& options, const RunPlan& plan) {
+  if (options.per_module != PerModule::kNothing && options.held_out_windows == 0) {
+    throw UsageError("--per-module chooses on held-out windows: use --held-out N");
+  }
+  if (options.held_out_windows == 0) return;
+  if (plan.calibrated && plan.quantize.propagate &&
+      options.capture == CaptureMode::kTrueSequential) {
+    return;
+  }
+  throw UsageError(
+      "--held-out needs calibration data, the quantized stream (no --no-propagate) and --capture "
+      "sequential");
+}
+
 }  // namespace
+
+bool RunPlan::two_streams() const {
+  return calibrated && std::any_of(options.begin(), options.end(), [](const QuantizeOptions& each) {
+           return each.target_alpha != 0.0;
+         });
+}
 
 std::string_view capture_mode_name(CaptureMode mode) {
   return mode == CaptureMode::kLayer ? "layer" : "sequential";
@@ -145,7 +216,10 @@ RunPlan plan_run(const RunOptions& options) {
   check_steps(options.quantize, plan.calibrated);
   if (!plan.calibrated && options.quantize.scale_search == ScaleSearch::kHessianGrid) {
     throw UsageError(
-        "--scales grid needs calibration data; add --calibration FILE, or use --scales min-max");
+        plan.quantize.grid == GridKind::kQ4K
+            ? "--grid q4_k needs calibration data; add --calibration FILE, or use --grid free"
+            : "--scales grid needs calibration data; add --calibration FILE, or use --scales "
+              "min-max");
   }
   plan.checkpoint = Checkpoint::open(options.model);
   if (plan.checkpoint->kind() != CheckpointKind::kHuggingFace) {
@@ -159,6 +233,8 @@ RunPlan plan_run(const RunOptions& options) {
   plan.quantize.scales_fit_bf16 =
       plan.quantize.scale_dtype == DType::kF16 && source == DType::kBF16;
   select_matrices(options, plan);
+  override_options(options, plan);
+  check_held_out(options, plan);
   return plan;
 }
 

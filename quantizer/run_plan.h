@@ -18,7 +18,8 @@ namespace assay {
 struct RunPlan {
   std::shared_ptr<const Checkpoint> checkpoint;
   Program program;
-  QuantizeOptions quantize;  // scale type as the layout wants it
+  QuantizeOptions quantize;              // scale type as the layout wants it
+  std::vector<QuantizeOptions> options;  // of each of Program::matrices: what RunOptions overrides
   const Algorithm* algorithm = nullptr;
   const CheckpointLayout* layout = nullptr;
   bool calibrated = false;          // activations are walked and Hessians made
@@ -26,7 +27,7 @@ struct RunPlan {
   std::vector<std::string> ignore;  // linears that stay in 16 bits
 
   /// Whether the 16-bit stream runs beside the quantized one, for the target.
-  bool two_streams() const { return calibrated && quantize.target_alpha != 0.0; }
+  bool two_streams() const;
   bool wants(int matrix) const { return selected[static_cast<size_t>(matrix)] != 0; }
   LinearShape shape(int matrix) const;
   LayerPlan layer(int index) const;

@@ -5,6 +5,18 @@
 
 namespace assay {
 
+namespace {
+
+// The whole model on windows that no Hessian saw; null: there were none.
+Json held_out_json(const RunResult& result) {
+  if (result.layers.empty() || result.layers.back().held_out.is_null()) return {};
+  Json json = result.layers.back().held_out;
+  json.set("token_ids_sha256", result.held_out_sha256);
+  return json;
+}
+
+}  // namespace
+
 Json run_report(const RunOptions& options, const RunResult& result) {
   Json layers = Json::array();
   for (const LayerReport& layer : result.layers) layers.push(to_json(layer));
@@ -33,6 +45,7 @@ Json run_report(const RunOptions& options, const RunResult& result) {
                               .set("window_length", result.window_length)
                               .set("n_tokens", result.n_windows * result.window_length)
                               .set("token_ids_sha256", result.calibration_sha256))
+      .set("held_out", held_out_json(result))
       .set("seconds", result.seconds)
       .set("layers_resumed", result.n_layers_resumed)
       .set("output_bytes", result.output_bytes)

@@ -235,7 +235,8 @@ NllComparison NllComparer::finish() {
   r.top1_agreement = ratio(static_cast<double>(n_agree_), r.n_scored);
   if (has_kld_ && r.n_windows > 0) {
     r.kld = ratio(kld_sum_, r.n_scored);
-    r.kld_interval = interval_mean(window_kld_);
+    r.window_kld = std::move(window_kld_);
+    r.kld_interval = interval_mean(r.window_kld);
     r.kld_max = kld_max_;
   }
   for (size_t i = 0; i < buckets_.size(); ++i) {
@@ -294,6 +295,7 @@ Json NllComparison::to_json() const {
   json.set("buckets", std::move(list));
   json.set("window_nll_sum_a", json_of(window_sum_a));
   json.set("window_delta_nll", json_of(window_delta));
+  json.set("window_kld", window_kld.empty() ? Json(nullptr) : json_of(window_kld));
   return json;
 }
 

@@ -89,6 +89,7 @@ struct NllComparison {
   IntervalMean delta_interval;        // over windows, paired
   std::vector<double> window_sum_a;   // per window: NLL sum of A
   std::vector<double> window_delta;   // per window: mean of B − A
+  std::vector<double> window_kld;     // per window, mean over tokens; empty: not known
   std::optional<double> kld;          // mean over tokens
   std::optional<IntervalMean> kld_interval;
   std::optional<double> kld_max;

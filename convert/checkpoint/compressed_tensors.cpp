@@ -109,7 +109,9 @@ Scheme read_scheme(const Json& json, const std::string& source) {
   };
   Scheme scheme;
   scheme.bits = static_cast<int>(config.integer("num_bits", 1, 32));
-  if (scheme.bits != 4 && scheme.bits != 8) refuse("num_bits", "4 and 8 are");
+  if (scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
+    refuse("num_bits", "3, 4 and 8 are");
+  }
   if (config.text_or("type", "int") != "int") refuse("type", "int is");
   if (config.boolean_or("dynamic", false)) refuse("dynamic", "static weights are");
   if (config.has("block_structure")) refuse("block_structure", "group and channel are");
@@ -163,17 +165,12 @@ class CompressedMatrix final : public TensorOnDisk {
   /// (⌈rows·bits/32⌉, n_groups) words, packed along the rows → (rows, n_groups) bytes.
   std::vector<std::byte> unpack_zero_points() const {
     const int bits = view_.format->code_bits();
-    const int64_t per_word = 32 / bits;
     const int64_t n_groups = view_.n_groups();
     std::vector<std::byte> out(static_cast<size_t>(view_.rows * n_groups));
     for (int64_t row = 0; row < view_.rows; ++row) {
       for (int64_t g = 0; g < n_groups; ++g) {
-        uint32_t word = 0;
-        std::memcpy(&word, zero_point_->view.bytes.data() + 4 * ((row / per_word) * n_groups + g),
-                    4);
-        const auto shift = static_cast<uint32_t>(bits * (row % per_word));
-        out[static_cast<size_t>(row * n_groups + g)] =
-            static_cast<std::byte>((word >> shift) & ((1u << bits) - 1u));
+        out[static_cast<size_t>(row * n_groups + g)] = static_cast<std::byte>(
+            packed_code(zero_point_->view.bytes.data() + 4 * g, n_groups, bits, row));
       }
     }
     return out;
@@ -229,9 +226,8 @@ class CompressedTensorsLayout final : public QuantizedLayout {
                                                          TensorLedger& ledger) {
     const int64_t group_size = check_group_size(module, scheme.bits, scheme.group_size, columns);
     const int64_t n_groups = columns / group_size;
-    const int64_t per_word = 32 / scheme.bits;
-    const SafetensorsEntry* packed =
-        ledger.require(module + ".weight_packed", {rows, columns / per_word}, {DType::kI32});
+    const SafetensorsEntry* packed = ledger.require(
+        module + ".weight_packed", {rows, columns * scheme.bits / 32}, {DType::kI32});
     const SafetensorsEntry* scale = ledger.require(module + ".weight_scale", {rows, n_groups},
                                                    {DType::kBF16, DType::kF16, DType::kF32});
     const SafetensorsEntry* shape =
@@ -241,7 +237,7 @@ class CompressedTensorsLayout final : public QuantizedLayout {
     const std::string zero_name = module + ".weight_zero_point";
     if (!scheme.symmetric) {
       zero_point =
-          ledger.require(zero_name, {(rows + per_word - 1) / per_word, n_groups}, {DType::kI32});
+          ledger.require(zero_name, {(rows * scheme.bits + 31) / 32, n_groups}, {DType::kI32});
     } else if (ledger.take(zero_name) != nullptr) {
       ledger.problem(fmt::format("\"{}\" is there although config.json says symmetric", zero_name));
     }

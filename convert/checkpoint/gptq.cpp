@@ -6,7 +6,7 @@
 #include "convert/checkpoint/quantized_layout.h"
 #include "convert/core/error.h"
 #include "convert/families/config_reader.h"
-#include "convert/formats/format.h"
+#include "convert/formats/packed_integer.h"
 
 namespace assay {
 namespace {
@@ -89,15 +89,12 @@ class GptqMatrix final : public TensorOnDisk {
   /// (n_groups, rows·bits/32) words → (rows, n_groups) zero points; case B37.
   void unpack_zeros(int64_t n_groups, uint8_t* out) const {
     const int bits = scheme_.bits;
-    const int64_t per_word = 32 / bits;
     const uint32_t mask = (1u << bits) - 1u;
     const uint32_t middle = 1u << (bits - 1);
     for (int64_t g = 0; g < n_groups; ++g) {
       for (int64_t row = 0; row < rows_; ++row) {
-        uint32_t word = 0;
-        std::memcpy(&word,
-                    qzeros_.view.bytes.data() + 4 * (g * (rows_ / per_word) + row / per_word), 4);
-        const uint32_t stored = (word >> (bits * (row % per_word))) & mask;
+        const std::byte* words = qzeros_.view.bytes.data() + 4 * (g * (rows_ * bits / 32));
+        const uint32_t stored = packed_code(words, 1, bits, row);
         const uint32_t zero = stored + (scheme_.zeros_minus_one ? 1u : 0u);
         if (zero > mask) {
           throw FormatError(fmt::format(
@@ -136,15 +133,14 @@ class GptqLayout final : public QuantizedLayout {
     if (!ledger.has(module + ".qweight")) return nullptr;
     const int64_t group_size = check_group_size(module, scheme_.bits, scheme_.group_size, columns);
     const int64_t n_groups = columns / group_size;
-    const int64_t per_word = 32 / scheme_.bits;
-    if (rows % per_word != 0) {
+    if (rows * scheme_.bits % 32 != 0) {
       throw UnsupportedError(
           fmt::format("\"{}\": zero points of {} outputs do not fill 32-bit words", module, rows));
     }
     const SafetensorsEntry* qweight =
-        ledger.require(module + ".qweight", {columns / per_word, rows}, {DType::kI32});
+        ledger.require(module + ".qweight", {columns * scheme_.bits / 32, rows}, {DType::kI32});
     const SafetensorsEntry* qzeros =
-        ledger.require(module + ".qzeros", {n_groups, rows / per_word}, {DType::kI32});
+        ledger.require(module + ".qzeros", {n_groups, rows * scheme_.bits / 32}, {DType::kI32});
     const SafetensorsEntry* scales = ledger.require(module + ".scales", {n_groups, rows},
                                                     {DType::kF16, DType::kBF16, DType::kF32});
     std::vector<int32_t> group_of;
@@ -167,9 +163,9 @@ std::unique_ptr<QuantizedLayout> read_gptq_config(const Json& json, const std::s
   const ConfigReader config(json, source);
   GptqScheme scheme;
   scheme.bits = static_cast<int>(config.integer("bits", 1, 32));
-  if (scheme.bits != 4 && scheme.bits != 8) {
+  if (scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
     throw UnsupportedError(
-        fmt::format("{}: {} bits are not supported; 4 and 8 are", source, scheme.bits));
+        fmt::format("{}: {} bits are not supported; 3, 4 and 8 are", source, scheme.bits));
   }
   scheme.group_size = config.integer("group_size", -1, int64_t{1} << 30);
   if (scheme.group_size == 0) config.fail("group_size", "-1 (whole row) or a size");

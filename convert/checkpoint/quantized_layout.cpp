@@ -24,7 +24,7 @@ std::unique_ptr<QuantizedLayout> read_quantization_config(const Json& json,
 }
 
 int64_t check_group_size(const std::string& module, int bits, int64_t group_size, int64_t columns) {
-  if (columns % (32 / bits) != 0) {
+  if (columns * bits % 32 != 0) {
     throw UnsupportedError(fmt::format(
         "\"{}\": rows of {} codes of {} bits do not fill 32-bit words", module, columns, bits));
   }

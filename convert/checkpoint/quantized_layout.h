@@ -20,13 +20,13 @@ class QuantizedLayout {
                                                    int64_t columns, TensorLedger& ledger) const = 0;
 };
 
-/// `quantization_config` of compressed-tensors, format pack-quantized, 4 and 8 bits, per group or
-/// per row. Throws FormatError, or UnsupportedError naming what is not implemented.
-/// Source: formats.md §3.2.
+/// `quantization_config` of compressed-tensors, format pack-quantized, 3, 4 and 8 bits, per group
+/// or per row. Throws FormatError, or UnsupportedError naming what is not implemented. Source:
+/// formats.md §3.2.
 std::unique_ptr<QuantizedLayout> read_compressed_tensors_config(const Json& json,
                                                                 const std::string& source);
 
-/// `quantization_config` of GPTQ, versions 1 and 2, 4 and 8 bits. Source: formats.md §3.3.
+/// `quantization_config` of GPTQ, versions 1 and 2, 3, 4 and 8 bits. Source: formats.md §3.3.
 std::unique_ptr<QuantizedLayout> read_gptq_config(const Json& json, const std::string& source);
 
 /// `quantization_config` of AWQ, layout gemm, 4 bits with zero points. Source: formats.md §3.4.

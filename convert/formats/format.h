@@ -41,8 +41,8 @@ struct WeightView {
   int64_t columns = 0;                        // in_features
   int64_t group_size = 0;                     // columns per scale; 0 for formats without groups
   std::span<const std::byte> data = {};       // blocks, or packed codes (rows · row_bytes)
-  TensorView scales = {};                     // W4A16: (rows, n_groups), F16, BF16 or F32
-  std::span<const uint8_t> zero_points = {};  // W4A16 asymmetric: (rows, n_groups), unsigned domain
+  TensorView scales = {};                     // packed integers: (rows, n_groups), F16, BF16 or F32
+  std::span<const uint8_t> zero_points = {};  // where asymmetric: (rows, n_groups), unsigned domain
 
   int64_t n_groups() const { return group_size == 0 ? 0 : (columns + group_size - 1) / group_size; }
 };
@@ -97,13 +97,18 @@ class WeightFormat {
 
   /// Whether rows of kGroup integers can be moved into this format as they are (repack_row).
   virtual bool can_repack() const { return false; }
+  /// Fewest columns with a scale of their own that a group can have for that.
+  virtual int64_t repack_columns() const { return block_columns(); }
   /// Whether a group of unsigned codes of `code_bits` bits with w = scale · (code − zero) can be
   /// moved so that each value stays the same, bit for bit; empty if so. formats.md §10.1.
   virtual std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale, int zero) const;
+  /// The same for the groups that lie in one block, in formats whose groups share numbers.
+  virtual std::optional<RepackObstacle> block_obstacle(int code_bits, std::span<const float> scales,
+                                                       std::span<const int32_t> zeros) const;
   /// Moves a row of kGroup integers, `group_size` columns per scale (a multiple of
-  /// block_columns()), into blocks, without going through values. Scales are rounded to the
-  /// format's type, so the result is exact where no group has an obstacle. Groups whose codes do
-  /// not fit are our own mistake.
+  /// repack_columns(), and of a block or a part of one), into blocks, without going through values.
+  /// Scales are rounded to the format's type, so the result is exact where no group has an
+  /// obstacle. Groups whose codes do not fit are our own mistake.
   virtual void repack_row(const IntegerRow& row, int64_t group_size,
                           std::span<std::byte> out) const;
 
@@ -120,7 +125,7 @@ const WeightFormat* find_format(std::string_view name);
 const WeightFormat* find_gguf_format(uint32_t type_id);
 /// The scalar format of F32, F16 or BF16 tensors.
 const WeightFormat& scalar_format(DType dtype);
-/// The W4A16 format with these properties (bits 4 or 8).
+/// The packed integer format with these properties (bits 3, 4 or 8).
 const WeightFormat& integer_format(int bits, bool symmetric);
 
 }  // namespace assay

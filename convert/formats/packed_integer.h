@@ -25,23 +25,26 @@ inline float scalar_at(const TensorView& view, int64_t index) {
   return view.dtype == DType::kF16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
+/// Fewest codes that fill 32-bit words.
+constexpr int64_t codes_per_unit(int bits) { return bits == 3 ? 32 : 32 / bits; }
+
 /// Weights as unsigned codes with a scale (and a zero point) per group of columns:
 ///   w = scale · (code − zero),  zero = 2^(bits−1) where symmetric.
 /// `data`: per row the codes packed little-endian along the row, kBits each, in 32-bit words, as in
-/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (formats.md §3.2). Rows hold whole
-/// words: columns are a multiple of 32/kBits. `scales` (rows, n_groups); `zero_points`
-/// (rows, n_groups), unsigned domain, only where asymmetric.
+/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (formats.md §3.2). Codes of 3 bits
+/// lie across words. Rows hold whole words: columns are a multiple of codes_per_unit(). `scales`
+/// (rows, n_groups); `zero_points` (rows, n_groups), unsigned domain, only where asymmetric.
 template <int kBits, bool kSymmetric>
 class PackedIntegerFormat final : public WeightFormat {
  public:
-  static_assert(kBits == 4 || kBits == 8);
+  static_assert(kBits == 3 || kBits == 4 || kBits == 8);
   explicit PackedIntegerFormat(std::string_view name) : name_(name) {}
 
   std::string_view name() const override { return name_; }
   Fold fold() const override { return Fold::kGroup; }
   int code_bits() const override { return kBits; }
-  int64_t block_columns() const override { return 32 / kBits; }
-  int64_t block_bytes() const override { return 4; }
+  int64_t block_columns() const override { return codes_per_unit(kBits); }
+  int64_t block_bytes() const override { return codes_per_unit(kBits) * kBits / 8; }
 
   void read_integers(const WeightView& view, int64_t row, IntegerRow& out) const override {
     resize_integer_row(*this, view.columns, view.group_size, out);
@@ -80,6 +83,13 @@ class PackedIntegerFormat final : public WeightFormat {
  private:
   static int code_at(const uint8_t* bytes, int64_t column) {
     if constexpr (kBits == 8) return bytes[column];
+    if constexpr (kBits == 3) {
+      const int64_t bit = 3 * column;
+      const int shift = static_cast<int>(bit % 8);
+      int code = bytes[bit / 8] >> shift;
+      if (shift > 5) code |= bytes[bit / 8 + 1] << (8 - shift);
+      return code & 7;
+    }
     return (bytes[column / 2] >> (4 * (column % 2))) & 15;
   }
 
@@ -112,6 +122,16 @@ class PackedIntegerFormat final : public WeightFormat {
       std::memcpy(codes.data(), bytes.data(), codes.size());
       return;
     }
+    if constexpr (kBits == 3) {
+      for (size_t i = 0; i < codes.size(); i += 8) {  // three bytes
+        uint32_t word = 0;
+        std::memcpy(&word, bytes.data() + i / 8 * 3, 3);
+        for (size_t k = 0; k < 8; ++k) {
+          codes[i + k] = static_cast<uint8_t>((word >> (3 * k)) & 7u);
+        }
+      }
+      return;
+    }
     // Rows hold whole words, so that the number of codes is even.
     const auto* packed = reinterpret_cast<const uint8_t*>(bytes.data());
     for (size_t i = 0; i < codes.size() / 2; ++i) {
@@ -124,8 +144,22 @@ class PackedIntegerFormat final : public WeightFormat {
 };
 
 /// Packs one row of unsigned codes the way PackedIntegerFormat reads them. `out` holds
-/// ⌈codes·bits/32⌉ words; unused bits are zero. bits 4 or 8; a code that does not fit is our own
+/// ⌈codes·bits/32⌉ words; unused bits are zero. bits 3, 4 or 8; a code that does not fit is our own
 /// mistake (case B37).
 void pack_codes(int bits, std::span<const uint8_t> codes, std::span<std::byte> out);
+
+/// Code `index` of a stream of codes in 32-bit words, word w of which stands at words + 4·w·stride.
+inline uint32_t packed_code(const std::byte* words, int64_t stride, int bits, int64_t index) {
+  const int64_t bit = bits * index;
+  const auto shift = static_cast<uint32_t>(bit % 32);
+  uint32_t word = 0;
+  std::memcpy(&word, words + 4 * (bit / 32) * stride, 4);
+  uint32_t code = word >> shift;
+  if (shift + static_cast<uint32_t>(bits) > 32) {
+    std::memcpy(&word, words + 4 * (bit / 32 + 1) * stride, 4);
+    code |= word << (32 - shift);
+  }
+  return code & ((1u << bits) - 1u);
+}
 
 }  // namespace assay

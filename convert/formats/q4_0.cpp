@@ -22,7 +22,8 @@ class Q4_0Format final : public BlockFormat<Q4_0Format, BlockQ4_0, 32> {
 
   std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale,
                                                 int zero) const override {
-    if (code_bits != 4 || zero != 8) {
+    // Codes become code − zero + 8, which must be 0 … 15.
+    if (zero > 8 || (1 << code_bits) - zero > 8) {
       return RepackObstacle{.only_rounding = false,
                             .reason = "zero point " + std::to_string(zero) + " of " +
                                       std::to_string(code_bits) + "-bit codes; Q4_0 has 8 of 4"};
@@ -34,7 +35,9 @@ class Q4_0Format final : public BlockFormat<Q4_0Format, BlockQ4_0, 32> {
                   std::span<std::byte> out) const override {
     for_each_repacked(row, group_size, out, [&](const uint8_t* codes, size_t g, BlockQ4_0& block) {
       block.d = f32_to_f16(row.scales[g]);
-      pack(codes, block);
+      uint8_t moved[32];
+      for (int i = 0; i < 32; ++i) moved[i] = static_cast<uint8_t>(codes[i] - row.zeros[g] + 8);
+      pack(moved, block);
     });
   }
 

@@ -22,7 +22,7 @@ class Q4_1Format final : public BlockFormat<Q4_1Format, BlockQ4_1, 32> {
 
   std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale,
                                                 int zero) const override {
-    if (code_bits != 4) {
+    if (code_bits > 4) {
       return RepackObstacle{.only_rounding = false,
                             .reason = std::to_string(code_bits) + "-bit codes; Q4_1 has 4 bits"};
     }

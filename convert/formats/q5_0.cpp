@@ -22,11 +22,11 @@ class Q5_0Format final : public BlockFormat<Q5_0Format, BlockQ5_0, 32> {
 
   std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale,
                                                 int /*zero*/) const override {
-    if (code_bits != 4) {
+    if (code_bits > 4) {
       return RepackObstacle{.only_rounding = false,
                             .reason = std::to_string(code_bits) + "-bit codes; Q5_0 has 5 bits"};
     }
-    return f16_obstacle("scale", scale);  // code − zero + 16 is 1 … 31
+    return f16_obstacle("scale", scale);  // code − zero + 16 is at least 1, at most 31
   }
 
   void repack_row(const IntegerRow& row, int64_t group_size,

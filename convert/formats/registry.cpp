@@ -57,7 +57,8 @@ const WeightFormat& scalar_format(DType dtype) {
 }
 
 const WeightFormat& integer_format(int bits, bool symmetric) {
-  ASSAY_CHECK(bits == 4 || bits == 8);
+  ASSAY_CHECK(bits == 3 || bits == 4 || bits == 8);
+  if (bits == 3) return symmetric ? w3_format() : w3_asym_format();
   if (bits == 4) return symmetric ? w4_format() : w4_asym_format();
   return symmetric ? w8_format() : w8_asym_format();
 }
@@ -80,6 +81,15 @@ void WeightFormat::encode_row(std::span<const float>, std::span<const float>,
 std::optional<RepackObstacle> WeightFormat::repack_obstacle(int, float, int) const {
   return RepackObstacle{.only_rounding = false,
                         .reason = "codes cannot be moved into " + std::string(name())};
+}
+
+std::optional<RepackObstacle> WeightFormat::block_obstacle(int code_bits,
+                                                           std::span<const float> scales,
+                                                           std::span<const int32_t> zeros) const {
+  for (size_t g = 0; g < scales.size(); ++g) {
+    if (auto obstacle = repack_obstacle(code_bits, scales[g], zeros[g])) return obstacle;
+  }
+  return std::nullopt;
 }
 
 void WeightFormat::repack_row(const IntegerRow&, int64_t, std::span<std::byte>) const {

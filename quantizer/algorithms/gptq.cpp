@@ -110,6 +110,32 @@ class RowPanel {
   std::vector<int64_t> groups_;                      // (n) of each solve position
 };
 
+// Codes of all rows on this grid; returns how many were cut to its ends.
+int64_t run_column_loop(const LayerProblem& problem, const QuantizeOptions& options,
+                        const Grid& grid, std::span<uint8_t> codes) {
+  std::atomic<int64_t> n_cut = 0;
+  const int64_t n_panels = (problem.out_features + kSolverRows - 1) / kSolverRows;
+  parallel_for(n_panels, 2, [&](int64_t begin, int64_t end) {
+    RowPanel panel(problem, options, grid);
+    for (int64_t p = begin; p < end; ++p) n_cut += panel.solve(p * kSolverRows, codes);
+  });
+  return n_cut.load();
+}
+
+double plain_loss(const LayerProblem& problem, const QuantizeOptions& options) {
+  const Grid grid = min_max_grid(problem, options);
+  std::vector<uint8_t> codes(problem.weights.size());
+  run_column_loop(problem, options, grid, codes);
+  const auto columns = static_cast<size_t>(problem.in_features);
+  return quadratic_loss(problem.out_features, problem.in_features, problem.hessian,
+                        [&](int64_t row, std::span<double> errors) {
+                          const size_t first = static_cast<size_t>(row) * columns;
+                          rounding_errors(problem.weights.subspan(first, columns),
+                                          std::span<const uint8_t>(codes).subspan(first, columns),
+                                          grid, row, errors);
+                        });
+}
+
 }  // namespace
 
 LayerResult quantize_gptq(const LayerProblem& problem, const QuantizeOptions& options) {
@@ -124,12 +150,8 @@ LayerResult quantize_gptq(const LayerProblem& problem, const QuantizeOptions& op
   Grid grid = make_grid(aim, options);
   LayerResult result;
   result.codes.resize(problem.weights.size());
-  std::atomic<int64_t> n_cut = 0;
-  const int64_t n_panels = (problem.out_features + kSolverRows - 1) / kSolverRows;
-  parallel_for(n_panels, 2, [&](int64_t begin, int64_t end) {
-    RowPanel panel(aim, options, grid);
-    for (int64_t p = begin; p < end; ++p) n_cut += panel.solve(p * kSolverRows, result.codes);
-  });
+  const int64_t n_cut = run_column_loop(aim, options, grid, result.codes);
+  if (options.measure_plain) result.plain_loss = plain_loss(problem, options);
   if (refines(options)) result.steps = refine(problem, options, aim.weights, grid, result.codes);
   target = {};
   const Losses losses = measure_losses(problem, options, grid, result.codes);
@@ -140,8 +162,7 @@ LayerResult quantize_gptq(const LayerProblem& problem, const QuantizeOptions& op
   }
   result.rtn_loss = losses.rtn_loss;
   result.weight_norm = losses.weight_norm;
-  result.clipped_share =
-      static_cast<double>(n_cut.load()) / static_cast<double>(problem.weights.size());
+  result.clipped_share = static_cast<double>(n_cut) / static_cast<double>(problem.weights.size());
   result.scales = std::move(grid.scales);
   result.zero_points = std::move(grid.zero_points);
   return result;

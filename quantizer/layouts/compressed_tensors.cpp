@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "convert/core/error.h"
+#include "convert/formats/packed_integer.h"
 #include "quantizer/grid.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/layouts/packing.h"
@@ -23,7 +24,7 @@ void check(const QuantizeOptions&) {}
 
 std::string find_fault(const LinearShape& linear, const QuantizeOptions& options) {
   if (linear.in_features * options.bits % 32 == 0) return {};
-  return "columns must be a multiple of " + std::to_string(32 / options.bits);
+  return "columns must be a multiple of " + std::to_string(codes_per_unit(options.bits));
 }
 
 std::vector<TensorSpec> tensors(const LinearShape& linear, const QuantizeOptions& options) {

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "convert/core/error.h"
+#include "convert/formats/packed_integer.h"
 #include "quantizer/grid.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/layouts/packing.h"
@@ -25,7 +26,7 @@ void check(const QuantizeOptions& options) {
 }
 
 std::string find_fault(const LinearShape& linear, const QuantizeOptions& options) {
-  const int64_t step = 32 / options.bits;
+  const int64_t step = codes_per_unit(options.bits);
   if (linear.in_features % step == 0 && linear.out_features % step == 0) return {};
   return "rows and columns must be multiples of " + std::to_string(step);
 }

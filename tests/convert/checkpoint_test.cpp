@@ -276,26 +276,26 @@ class QuantizedCheckpoint : public testing::TestWithParam<Packing> {
 /// The value of compressed-tensors' words, straight from formats.md §3.2.
 float value_of_words(TinyModel& model, const std::string& module, int64_t row, int64_t column,
                      const Packing& packing) {
-  const auto word_at = [](const Tensor& tensor, int64_t index) {
-    uint32_t word = 0;
-    std::memcpy(&word, tensor.bytes.data() + 4 * index, 4);
-    return word;
+  // Code `index` of a stream whose word w stands at first + w·stride.
+  const auto code_at = [&](const Tensor& tensor, int64_t first, int64_t stride, int64_t index) {
+    int code = 0;
+    for (int64_t b = 0; b < packing.bits; ++b) {
+      const int64_t at = index * packing.bits + b;
+      uint32_t word = 0;
+      std::memcpy(&word, tensor.bytes.data() + 4 * (first + at / 32 * stride), 4);
+      code |= static_cast<int>(word >> (at % 32) & 1u) << b;
+    }
+    return code;
   };
-  const int64_t per_word = 32 / packing.bits;
-  const uint32_t mask = (1u << packing.bits) - 1u;
   const Tensor& packed = model.tensor(module + ".weight_packed");
   const Tensor& scale = model.tensor(module + ".weight_scale");
   const int64_t n_groups = scale.shape[1];
   const int64_t group = packing.group_size <= 0 ? 0 : column / packing.group_size;
-  const auto code = static_cast<int>((word_at(packed, row * packed.shape[1] + column / per_word) >>
-                                      (packing.bits * (column % per_word))) &
-                                     mask);
+  const int code = code_at(packed, row * packed.shape[1], 1, column);
   int zero = 1 << (packing.bits - 1);
   if (!packing.symmetric) {
     const Tensor& zeros = model.tensor(module + ".weight_zero_point");
-    zero = static_cast<int>(
-        (word_at(zeros, (row / per_word) * n_groups + group) >> (packing.bits * (row % per_word))) &
-        mask);
+    zero = code_at(zeros, group, n_groups, row);
   }
   return scalar_at(scale.view(), row * n_groups + group) * static_cast<float>(code - zero);
 }
@@ -346,7 +346,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Packing{4, true, 32, DType::kF32}, Packing{4, false, 64, DType::kBF16},
                     Packing{4, true, -1, DType::kF16}, Packing{4, false, -1, DType::kBF16},
                     Packing{8, true, 64, DType::kF16}, Packing{8, false, 128, DType::kBF16},
-                    Packing{8, true, -1, DType::kF32}),
+                    Packing{8, true, -1, DType::kF32}, Packing{3, true, 128, DType::kBF16},
+                    Packing{3, false, 32, DType::kF16}, Packing{3, false, -1, DType::kBF16}),
     [](const auto& param_info) {
       const Packing& p = param_info.param;
       return "W" + std::to_string(p.bits) + (p.symmetric ? "" : "Asym") + "Group" +
@@ -475,7 +476,7 @@ TEST(CompressedTensors, RefusesWhatItCannotDoByName) {
   const auto weights = [&](const char* key, Json value) {
     return refused([&](TinyModel& model) { set_weights(model, key, value); });
   };
-  EXPECT_THAT(weights("num_bits", 3), HasSubstr("num_bits"));
+  EXPECT_THAT(weights("num_bits", 5), HasSubstr("num_bits"));
   EXPECT_THAT(weights("type", "float"), HasSubstr("float"));
   EXPECT_THAT(weights("strategy", "tensor"), HasSubstr("tensor"));
   EXPECT_THAT(weights("dynamic", true), HasSubstr("dynamic"));
@@ -697,7 +698,7 @@ TEST(Gptq, RefusesWhatItCannotDoByName) {
   };
   Json rules = Json::object();
   rules.set("+:.*down.*", Json::object());
-  EXPECT_THAT(refused("bits", 3), HasSubstr("3 bits"));
+  EXPECT_THAT(refused("bits", 5), HasSubstr("5 bits"));
   EXPECT_THAT(refused("checkpoint_format", "gptq_p"), HasSubstr("gptq_p"));
   EXPECT_THAT(refused("pack_dtype", "int16"), HasSubstr("pack_dtype"));
   EXPECT_THAT(refused("dynamic", rules), HasSubstr("down"));

@@ -575,6 +575,8 @@ TEST(ScalarFormat, WidensEveryF16LikeTheScalarConversion) {
 }
 
 TEST(IntegerFormat, IsChosenByBitsAndSymmetry) {
+  EXPECT_EQ(integer_format(3, true).name(), "W3");
+  EXPECT_EQ(integer_format(3, false).name(), "W3_ASYM");
   EXPECT_EQ(integer_format(4, true).name(), "W4");
   EXPECT_EQ(integer_format(4, false).name(), "W4_ASYM");
   EXPECT_EQ(integer_format(8, true).name(), "W8");
@@ -590,6 +592,33 @@ TEST(IntegerFormat, PacksTheLowestColumnIntoTheLowestBits) {
   uint32_t word = 0;
   std::memcpy(&word, words.data(), 4);
   EXPECT_EQ(word, 0x76543210u);
+}
+
+// Codes 0, 1, … 7, 0, 1, …: code 10 lies in words 0 and 1, code 21 in words 1 and 2.
+TEST(IntegerFormat, LaysCodesOfThreeBitsAcrossWords) {
+  std::vector<uint8_t> codes(32);
+  for (size_t k = 0; k < codes.size(); ++k) codes[k] = static_cast<uint8_t>(k % 8);
+  std::vector<std::byte> words(12);
+
+  pack_codes(3, codes, words);
+
+  uint32_t found[3];
+  std::memcpy(found, words.data(), sizeof(found));
+  EXPECT_EQ(found[0], 0x88fac688u);
+  EXPECT_EQ(found[1], 0xc688fac6u);
+  EXPECT_EQ(found[2], 0xfac688fau);
+  const float scale = 0.5f;
+  const WeightView view{.format = &integer_format(3, true),
+                        .rows = 1,
+                        .columns = 32,
+                        .group_size = 32,
+                        .data = words,
+                        .scales = {DType::kF32, {1, 1}, std::as_bytes(std::span(&scale, 1))}};
+  const std::vector<float> values = decode_all(view);
+  for (size_t k = 0; k < codes.size(); ++k) {
+    EXPECT_EQ(values[k], 0.5f * static_cast<float>(codes[k] - 4));
+    EXPECT_EQ(packed_code(words.data(), 1, 3, static_cast<int64_t>(k)), codes[k]);
+  }
 }
 
 TEST(IntegerFormat, FillsTheTailOfTheLastWordWithZeros) {

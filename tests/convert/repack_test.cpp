@@ -6,10 +6,12 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 
 #include "convert/core/error.h"
 #include "convert/formats/packed_integer.h"
 #include "convert/gguf_export.h"
+#include "tests/support/random.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_model.h"
 
@@ -105,6 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
             {.symmetric = false, .group_size = 32, .scale_dtype = DType::kF16, .scale_bits = 11},
             false,
             "Q5_0"},
+        ExactMove{{.bits = 3, .symmetric = true, .group_size = 64}, false, "Q4_0"},
+        ExactMove{{.bits = 3, .symmetric = false, .group_size = 32}, false, "Q4_0"},
         ExactMove{{.bits = 8, .symmetric = true, .group_size = 128}, false, "Q8_0"},
         ExactMove{{.bits = 8, .symmetric = true, .group_size = 32}, true, "Q8_0"}),
     [](const auto& param_info) {
@@ -260,7 +264,7 @@ TEST(RepackObstacle, EightBitCodesNeedTheMiddleZeroPoint) {
 TEST(RepackObstacle, EveryCodeAndZeroPointMovesUnchanged) {
   for (const WeightFormat* target : all_formats()) {
     if (!target->can_repack()) continue;
-    for (const int bits : {4, 8}) {
+    for (const int bits : {3, 4, 8}) {
       for (int zero = 0; zero < (1 << bits); ++zero) {
         const float scale = 0x1.5p-6f;
         if (target->repack_obstacle(bits, scale, zero)) continue;
@@ -268,7 +272,9 @@ TEST(RepackObstacle, EveryCodeAndZeroPointMovesUnchanged) {
         for (int code = 0; code < (1 << bits); ++code) {
           row.codes.push_back(static_cast<uint8_t>(code));
         }
-        while (row.codes.size() % 32 != 0) row.codes.push_back(row.codes.back());
+        while (row.codes.size() % static_cast<size_t>(target->block_columns()) != 0) {
+          row.codes.push_back(row.codes.back());
+        }
         const auto n = static_cast<int64_t>(row.codes.size());
         row.scales = {scale};
         row.zeros = {zero};
@@ -285,6 +291,60 @@ TEST(RepackObstacle, EveryCodeAndZeroPointMovesUnchanged) {
       }
     }
   }
+}
+
+// Scales d·k and minima d·ratio·m of a super-block, in every group size that divides it.
+TEST(Q4KRepack, MovesGroupsOnOneGridUnchanged) {
+  const WeightFormat& q4_k = *find_format("Q4_K");
+  for (const int64_t group_size : {32, 64, 128, 256, 512}) {
+    for (const int ratio : {1, 4, 6, 7, 8, 12, 15}) {
+      test::Random random(static_cast<uint64_t>(100 * ratio + group_size));
+      IntegerRow row;
+      for (int k = 0; k < 512; ++k) row.codes.push_back(static_cast<uint8_t>(random.below(16)));
+      for (int64_t g = 0; g < 512 / group_size; ++g) {
+        const auto zero = static_cast<int>(random.below(16));
+        const int step = ratio / std::gcd(ratio, zero);
+        const int last = zero == 0 ? 63 : std::min(63, 63 * ratio / zero);
+        const auto n = static_cast<uint64_t>(last / step);
+        row.scales.push_back(0x1.8p-12f *
+                             static_cast<float>(step * (1 + static_cast<int>(random.below(n)))));
+        row.zeros.push_back(zero);
+      }
+      const size_t n_together = static_cast<size_t>(std::max<int64_t>(1, 256 / group_size));
+      for (size_t g = 0; g < row.scales.size(); g += n_together) {
+        EXPECT_EQ(q4_k.block_obstacle(4, std::span(row.scales).subspan(g, n_together),
+                                      std::span(row.zeros).subspan(g, n_together)),
+                  std::nullopt);
+      }
+      std::vector<std::byte> bytes(q4_k.row_bytes(512));
+
+      q4_k.repack_row(row, group_size, bytes);
+
+      std::vector<float> values(512);
+      q4_k.decode_row({.format = &q4_k, .rows = 1, .columns = 512, .data = bytes}, 0, values);
+      for (size_t k = 0; k < 512; ++k) {
+        const size_t g = k / static_cast<size_t>(group_size);
+        ASSERT_EQ(values[k], row.scales[g] * static_cast<float>(row.codes[k] - row.zeros[g]))
+            << group_size << " " << ratio << " " << k;
+      }
+    }
+  }
+}
+
+TEST(Q4KRepack, TellsWhichNumbersLieOnNoGrid) {
+  const WeightFormat& q4_k = *find_format("Q4_K");
+  const auto reason = [&](std::vector<float> scales, std::vector<int32_t> zeros, int bits = 4) {
+    const auto obstacle = q4_k.block_obstacle(bits, scales, zeros);
+    return obstacle ? obstacle->reason : "none";
+  };
+
+  EXPECT_EQ(reason({63.0f, 1.0f}, {8, 8}), "none");
+  EXPECT_EQ(reason({0.0f, 0.0f}, {3, 8}), "none");
+  EXPECT_THAT(reason({64.0f, 1.0f}, {8, 8}), HasSubstr("the scales of its block"));
+  EXPECT_THAT(reason({63.0f, 62.0f}, {7, 8}), HasSubstr("scales times zero points"));
+  EXPECT_THAT(reason({0x1p-25f, 0x1p-25f}, {8, 8}), HasSubstr("the scales"));
+  EXPECT_THAT(reason({1e6f, 1e6f}, {8, 8}), HasSubstr("the scales"));
+  EXPECT_THAT(reason({1.0f, 1.0f}, {8, 8}, 8), HasSubstr("8-bit codes"));
 }
 
 TEST(BitsPerWeight, CountsScalesAndZeroPoints) {

@@ -57,7 +57,7 @@ void expect_equals_reference(const SmallProblem& problem, const QuantizeOptions&
 std::vector<QuantizeOptions> every_option() {
   std::vector<QuantizeOptions> all;
   for (const Algorithm& algorithm : all_algorithms()) {
-    for (const int bits : {4, 8}) {
+    for (const int bits : {3, 4, 8}) {
       for (const bool symmetric : {false, true}) {
         for (const ScaleSearch search : {ScaleSearch::kMinMax, ScaleSearch::kHessianGrid}) {
           QuantizeOptions options{.algorithm = std::string(algorithm.name),

@@ -80,21 +80,44 @@ TEST(Layouts, EightBitsTakeFourCodesPerWord) {
             std::vector<uint32_t>{0x7f7f7f7f});
 }
 
+// 32 codes of 3 bits fill three words: 0, 1, … 7 four times are 24 bits 0xfac688 four times.
+TEST(Layouts, ThreeBitsLieAcrossWords) {
+  const LinearShape linear{"m", 32, 32};
+  const QuantizeOptions options{
+      .bits = 3, .group_size = 32, .symmetric = true, .scale_dtype = DType::kF16};
+  std::vector<uint8_t> codes(32 * 32);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i % 8);
+  const LayerResult result =
+      result_with(codes, std::vector<float>(32, 1.0f), std::vector<uint8_t>(32, 4));
+
+  const auto compressed = words_of(kCompressedTensorsLayout.pack(linear, options, result)[0]);
+  const auto gptq = kGptqLayout.pack(linear, options, result);
+
+  const uint32_t row[3] = {0x88fac688, 0xc688fac6, 0xfac688fa};
+  ASSERT_EQ(compressed.size(), 96u);
+  for (size_t i = 0; i < 96; ++i) {
+    EXPECT_EQ(compressed[i], row[i % 3]);          // (rows, 3)
+    EXPECT_EQ(words_of(gptq[0])[i], row[i / 32]);  // (3, rows)
+  }
+  // Zero points 4 − 1 in 96 bits: 3 is 0b011.
+  EXPECT_EQ(words_of(gptq[1]), (std::vector<uint32_t>{0xdb6db6db, 0xb6db6db6, 0x6db6db6d}));
+}
+
 TEST(Layouts, GptqRefusesZeroPointsAndTellsWhatToDo) {
   EXPECT_THROW(kGptqLayout.check({.symmetric = false}), UsageError);
   EXPECT_NO_THROW(kGptqLayout.check({.symmetric = true}));
 }
 
 TEST(Layouts, BytesFitTheTensorsThatAreAnnounced) {
-  const LinearShape linear{"m", 24, 64};
+  const LinearShape linear{"m", 32, 64};
   for (const CheckpointLayout& layout : all_layouts()) {
-    for (const int bits : {4, 8}) {
+    for (const int bits : {3, 4, 8}) {
       const QuantizeOptions options{
           .bits = bits, .group_size = 16, .symmetric = true, .scale_dtype = DType::kF16};
       const auto middle = static_cast<uint8_t>(1 << (bits - 1));
       const LayerResult result =
-          result_with(std::vector<uint8_t>(24 * 64, 1), std::vector<float>(96, 1.0f),
-                      std::vector<uint8_t>(96, middle));
+          result_with(std::vector<uint8_t>(32 * 64, 1), std::vector<float>(128, 1.0f),
+                      std::vector<uint8_t>(128, middle));
       const auto specs = layout.tensors(linear, options);
       const auto bytes = layout.pack(linear, options, result);
 

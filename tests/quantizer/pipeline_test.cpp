@@ -8,14 +8,18 @@
 #include <cstring>
 #include <filesystem>
 
+#include "calibrate/dataset.h"
 #include "calibrate/npy.h"
 #include "convert/checkpoint.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
+#include "convert/gguf_export.h"
+#include "runtime/cpu_executor.h"
 #include "tests/calibrate/every_isa.h"
 #include "tests/quantizer/run_fixture.h"
+#include "verify/nll.h"
 
 namespace assay {
 namespace {
@@ -103,6 +107,185 @@ TEST(Quantize, RoundToNearestNeedsNoCalibration) {
   EXPECT_THAT(message_of<UsageError>([&] { fixture.run(options); }), HasSubstr("--calibration"));
   options.quantize.algorithm = "gptq";
   EXPECT_THAT(message_of<UsageError>([&] { fixture.run(options); }), HasSubstr("--calibration"));
+}
+
+TEST(Quantize, CodesOfTheQ4KGridMoveIntoGgufUnchanged) {
+  const QuantizeRun fixture({.hidden_size = 256, .intermediate_size = 512});
+  RunOptions options = fixture.best_options();
+  options.quantize.grid = GridKind::kQ4K;
+  fixture.run(options);
+  const auto folder = Checkpoint::open(options.out);
+
+  GgufExport(folder, {}).write(fixture.path("out.gguf"));
+
+  const auto gguf = Checkpoint::open(fixture.path("out.gguf"));
+  for (int layer = 0; layer < 2; ++layer) {
+    for (const Role role :
+         {Role::kQProj, Role::kKProj, Role::kOProj, Role::kUpProj, Role::kDownProj}) {
+      EXPECT_EQ(gguf->stored(role, layer).format->name(), "Q4_K");
+      EXPECT_EQ(weights_of(*gguf, role, layer), weights_of(*folder, role, layer));
+    }
+  }
+}
+
+TEST(Quantize, Q4KGridTellsWhatItCannotHave) {
+  const QuantizeRun fixture;  // rows of 64 and 96 columns
+  RunOptions options = fixture.best_options();
+  options.quantize.grid = GridKind::kQ4K;
+  const auto refused = [&] { return message_of<UsageError>([&] { fixture.run(options); }); };
+
+  EXPECT_THAT(refused(), HasSubstr("64 columns are no multiple of 256"));
+  options.quantize.bits = 8;
+  EXPECT_THAT(refused(), HasSubstr("8 bits, expected 4"));
+  options.quantize.bits = 4;
+  options.quantize.group_size = 96;
+  EXPECT_THAT(refused(), HasSubstr("group size 96"));
+  options.quantize.group_size = -1;
+  EXPECT_THAT(refused(), HasSubstr("group size -1"));
+  options.quantize.group_size = 32;
+  options.quantize.scale_search = ScaleSearch::kMinMax;
+  EXPECT_THAT(refused(), HasSubstr("--scales min-max"));
+  options.quantize.scale_search = ScaleSearch::kHessianGrid;
+  options.quantize.algorithm = "rtn";
+  options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
+  options.quantize.refit_rounds = options.quantize.regrid_rounds = 0;
+  options.calibration.clear();
+  EXPECT_THAT(refused(), HasSubstr("--grid q4_k needs calibration data"));
+}
+
+TEST(Quantize, ThreeBitsLieInBothLayoutsAndMoveIntoGguf) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.best_options();
+  options.quantize.bits = 3;
+  options.quantize.symmetric = true;
+  fixture.run(options);
+  const auto folder = Checkpoint::open(options.out);
+  options.out = fixture.path("gptq");
+  options.layout = "gptq";
+  fixture.run(options);
+  const auto gptq = Checkpoint::open(options.out);
+
+  GgufExport(folder, {}).write(fixture.path("out.gguf"));
+
+  const auto gguf = Checkpoint::open(fixture.path("out.gguf"));
+  EXPECT_EQ(folder->stored(Role::kQProj, 0).format->name(), "W3");
+  EXPECT_EQ(gguf->stored(Role::kQProj, 0).format->name(), "Q4_0");
+  for (const Role role : {Role::kQProj, Role::kOProj, Role::kDownProj}) {
+    EXPECT_EQ(weights_of(*gguf, role, 1), weights_of(*folder, role, 1));
+    EXPECT_EQ(weights_of(*gptq, role, 1), weights_of(*folder, role, 1));
+  }
+}
+
+// Scored by another way: the written folder and the model, loaded as any model is.
+TEST(Quantize, HeldOutFiguresAreThoseOfTheWrittenModel) {
+  const QuantizeRun fixture;
+  for (const bool two_streams : {true, false}) {
+    RunOptions options = two_streams ? fixture.best_options() : fixture.options();
+    options.held_out_windows = 2;
+    options.force = true;
+    options.report = fixture.path("report.json");
+    const RunResult result = fixture.run(options);
+    EXPECT_EQ(result.n_windows, 4);
+    EXPECT_EQ(result.n_held_out, 2);
+
+    const auto device = make_cpu_device();
+    const auto plain = device->load(Checkpoint::open(fixture.model()), {});
+    const auto quantized = device->load(Checkpoint::open(options.out), {});
+    const TokenWindows all =
+        load_calibration(fixture.tokens(), {}, 320, [] { return TextEncoder{}; });
+    NllComparer comparer;
+    for (const int64_t w : {4, 5}) {
+      comparer.add(
+          {score_window(*plain, all.window(w)), score_window(*quantized, all.window(w)), {}});
+    }
+    const NllComparison expected = comparer.finish();
+    const Json held_out = read_json_file(options.report).at("held_out");
+
+    EXPECT_EQ(held_out.at("n_scored").as_integer(), 30);
+    EXPECT_EQ(held_out.at("delta_nll").as_number(), expected.delta);
+    EXPECT_EQ(held_out.at("mean_nll_a").as_number(), expected.mean_a);
+    EXPECT_EQ(held_out.at("top1_agreement").as_number(), expected.top1_agreement);
+    EXPECT_GT(held_out.at("kld").as_number(), 0.0);
+    EXPECT_FALSE(held_out.at("buckets").as_array().empty());
+  }
+}
+
+TEST(Quantize, HeldOutWindowsThatCannotBeAreRefused) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.best_options();
+  const auto refused = [&] { return message_of<UsageError>([&] { fixture.run(options); }); };
+
+  options.per_module = PerModule::kAlpha;
+  EXPECT_THAT(refused(), HasSubstr("--held-out N"));
+  options.held_out_windows = 6;
+  EXPECT_THAT(refused(), HasSubstr("has 6 windows"));
+  options.held_out_windows = 2;
+  options.capture = CaptureMode::kLayer;
+  EXPECT_THAT(refused(), HasSubstr("--capture sequential"));
+  options.capture = CaptureMode::kTrueSequential;
+  options.overrides = {{{"*no_such_proj"}, Json::object().set("damp_percent", 0.1)}};
+  EXPECT_THAT(refused(), HasSubstr("\"*no_such_proj\""));
+  options.overrides = {{{}, Json::object().set("target_alpha", 1.5)}};
+  EXPECT_THAT(refused(), HasSubstr("1.5"));
+}
+
+TEST(Quantize, PerModuleTakesTheSmallestDistanceOnHeldOutWindows) {
+  const QuantizeRun fixture;
+  for (const PerModule what : {PerModule::kAlpha, PerModule::kDamp}) {
+    RunOptions options = fixture.best_options();
+    options.held_out_windows = 2;
+    options.per_module = what;
+    options.force = true;
+
+    const RunResult result = fixture.run(options);
+
+    for (const LayerReport& layer : result.layers) {
+      for (const ModuleReport& module : layer.modules) {
+        const auto& tried = module.choice.at("tried").as_array();
+        const char* name = what == PerModule::kAlpha ? "target_alpha" : "damp_percent";
+        ASSERT_EQ(tried.size(), what == PerModule::kAlpha ? 4u : 5u);
+        const auto best =
+            std::min_element(tried.begin(), tried.end(), [](const Json& a, const Json& b) {
+              return a.at("held_out_distance").as_number() < b.at("held_out_distance").as_number();
+            });
+        EXPECT_EQ(module.choice.at(name), best->at(name)) << module.module;
+      }
+    }
+  }
+}
+
+TEST(Quantize, ResumesWithHeldOutWindows) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.best_options();
+  options.held_out_windows = 2;
+  const RunResult whole = fixture.run(options);
+  const auto expected = QuantizeRun::contents(options.out);
+  options.force = true;
+  EXPECT_THROW(run_quantization(options, {.stop_requested = [] { return true; }}), StoppedError);
+  options.force = false;
+  options.resume = true;
+  std::filesystem::remove_all(options.out);
+
+  const RunResult resumed = fixture.run(options);
+
+  EXPECT_EQ(resumed.n_layers_resumed, 1);
+  EXPECT_EQ(QuantizeRun::contents(options.out), expected);
+  EXPECT_EQ(resumed.layers.back().held_out, whole.layers.back().held_out);
+}
+
+TEST(Quantize, MeasuresThePlainRecipeWithoutAChange) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.best_options();
+  options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
+  options.quantize.measure_plain = true;
+
+  const RunResult result = fixture.run(options);
+
+  for (const ModuleReport& module : result.layers[0].modules) {
+    ASSERT_TRUE(module.plain_loss.has_value());
+    EXPECT_LT(module.loss, *module.plain_loss) << module.module;
+    EXPECT_LT(*module.plain_loss, module.rtn_loss) << module.module;
+  }
 }
 
 void expect_same_bytes(const QuantizeRun& fixture, RunOptions options) {

@@ -335,17 +335,20 @@ std::vector<QuantizedLinear> take_linears(TinyModel& model, const TinyQuantizati
   return linears;
 }
 
+int64_t words_for(int64_t n, int bits) { return (n * bits + 31) / 32; }
+
 /// values (n_rows, n_columns) → words packed along the columns, (n_rows, ⌈n_columns·bits/32⌉).
 std::vector<uint32_t> pack_along_columns(const std::vector<uint32_t>& values, int64_t n_rows,
                                          int64_t n_columns, int bits) {
-  const int64_t per_word = 32 / bits;
-  const int64_t n_words = (n_columns + per_word - 1) / per_word;
+  const int64_t n_words = words_for(n_columns, bits);
   std::vector<uint32_t> words(static_cast<size_t>(n_rows * n_words), 0);
   for (int64_t r = 0; r < n_rows; ++r) {
     for (int64_t c = 0; c < n_columns; ++c) {
-      words[static_cast<size_t>(r * n_words + c / per_word)] |=
-          values[static_cast<size_t>(r * n_columns + c)]
-          << static_cast<uint32_t>(bits * (c % per_word));
+      for (int64_t b = 0; b < bits; ++b) {
+        const uint32_t bit = values[static_cast<size_t>(r * n_columns + c)] >> b & 1u;
+        const int64_t at = c * bits + b;
+        words[static_cast<size_t>(r * n_words + at / 32)] |= bit << (at % 32);
+      }
     }
   }
   return words;
@@ -373,10 +376,9 @@ Tensor scale_tensor(DType dtype, Shape shape, const std::vector<float>& scales) 
 
 void quantize_as_compressed_tensors(TinyModel& model, const TinyQuantization& quantization) {
   const int bits = quantization.bits;
-  const int64_t per_word = 32 / bits;
   for (const QuantizedLinear& linear : take_linears(model, quantization)) {
     model.add(linear.module + ".weight_packed",
-              tensor_of(DType::kI32, {linear.rows, (linear.columns + per_word - 1) / per_word},
+              tensor_of(DType::kI32, {linear.rows, words_for(linear.columns, bits)},
                         pack_along_columns(linear.codes, linear.rows, linear.columns, bits)));
     model.add(
         linear.module + ".weight_scale",
@@ -386,7 +388,7 @@ void quantize_as_compressed_tensors(TinyModel& model, const TinyQuantization& qu
     if (quantization.symmetric) continue;
     const std::vector<uint32_t> words = pack_along_columns(
         transposed(linear.zeros, linear.rows, linear.n_groups), linear.n_groups, linear.rows, bits);
-    const int64_t n_words = (linear.rows + per_word - 1) / per_word;
+    const int64_t n_words = words_for(linear.rows, bits);
     model.add(linear.module + ".weight_zero_point",
               tensor_of(DType::kI32, {n_words, linear.n_groups},
                         transposed(words, linear.n_groups, n_words)));
@@ -418,16 +420,15 @@ void quantize_as_compressed_tensors(TinyModel& model, const TinyQuantization& qu
 
 void quantize_as_gptq(TinyModel& model, const TinyQuantization& quantization) {
   const int bits = quantization.bits;
-  const int64_t per_word = 32 / bits;
   for (QuantizedLinear& linear : take_linears(model, quantization)) {
     const std::vector<uint32_t> words =
         pack_along_columns(linear.codes, linear.rows, linear.columns, bits);
-    const int64_t n_words = linear.columns / per_word;
+    const int64_t n_words = words_for(linear.columns, bits);
     model.add(linear.module + ".qweight", tensor_of(DType::kI32, {n_words, linear.rows},
                                                     transposed(words, linear.rows, n_words)));
     for (uint32_t& zero : linear.zeros) zero -= 1;
     model.add(linear.module + ".qzeros",
-              tensor_of(DType::kI32, {linear.n_groups, linear.rows / per_word},
+              tensor_of(DType::kI32, {linear.n_groups, words_for(linear.rows, bits)},
                         pack_along_columns(transposed(linear.zeros, linear.rows, linear.n_groups),
                                            linear.n_groups, linear.rows, bits)));
     model.add(linear.module + ".scales",
