@@ -288,7 +288,7 @@ void Runner::attend_run(const AttentionOp& op, int kv_head, RowRun run) const {
   const int sequence = context_.rows[static_cast<size_t>(run.begin)].sequence;
   const int64_t bad = attend_many(queries, cache.keys(op.cache_layer, sequence, kv_head),
                                   cache.values(op.cache_layer, sequence, kv_head), cache.type(),
-                                  op.head_dim, op.scale);
+                                  op.head_dim, op.scale, cache.rows(op.cache_layer));
   if (bad < 0) return;
   const int64_t head = kv_head * group + bad % group;
   throw_not_finite(op_, context_, run.begin + bad / group, head * op.head_dim, NAN,

@@ -97,6 +97,25 @@ TEST_P(FamilyModel, GivesTheSameBitsAfterAResetAndBesideOtherSequences) {
   EXPECT_TRUE(bits_equal(actual, expected));
 }
 
+TEST_P(FamilyModel, GivesTheSameBitsWhenWindowsKeepARing) {
+  std::vector<int32_t> ids;
+  while (ids.size() < 700) ids.push_back(ids_[(ids.size() * 5 + ids.size() / 48) % ids_.size()]);
+  const auto run = [&](int64_t chunk) {
+    const auto executor = make_cpu_device()->load(
+        Checkpoint::open(path_),
+        {.kv_type = KvType::kF16, .context = 700, .max_batch_tokens = chunk});
+    std::vector<float> logits;
+    const BatchItem item{0, ids, LogitRows::kAll};
+    executor->forward({&item, 1}, logits);
+    return logits;
+  };
+  const std::vector<float> expected = run(700);  // as many rows as positions
+
+  for (const int64_t chunk : {int64_t{1}, int64_t{50}, int64_t{128}}) {
+    EXPECT_TRUE(bits_equal(run(chunk), expected)) << "chunks of " << chunk;
+  }
+}
+
 TEST_P(FamilyModel, EstimatesTheMemoryThatItTakes) {
   const auto device = make_cpu_device();
   const ExecutorOptions options{.kv_type = KvType::kF16, .n_sequences = 3, .context = 64};
