@@ -66,14 +66,18 @@ std::string fault_of(const LinearShape& linear, const RunPlan& plan) {
 void select_matrices(const RunOptions& options, RunPlan& plan) {
   std::vector<bool> used(options.skip.size());
   std::vector<std::string> offenders;
-  bool head_is_linear = false;
+  std::string head;  // a module of class Linear even where it shares the embedding's tensor
   const auto n = static_cast<int>(plan.program.matrices.size());
   plan.selected.assign(static_cast<size_t>(n), 0);
   for (int i = 0; i < n; ++i) {
     const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(i)];
-    if (slot.role == Role::kHead) head_is_linear = true;
+    if (slot.role == Role::kHead) {
+      head = plan.checkpoint->spec().tied_head ? "lm_head" : slot.module;
+    }
     if (!slot.quantizable) {
-      if (slot.layer >= 0) plan.ignore.push_back(slot.module);  // gates of few outputs
+      // Gates of few outputs and the like. The head is named below.
+      const bool is_linear = slot.layer >= 0 || slot.role == Role::kPerLayerModelProj;
+      if (is_linear) plan.ignore.push_back(slot.module);
       continue;
     }
     bool skipped = false;
@@ -101,8 +105,14 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   if (std::find(plan.selected.begin(), plan.selected.end(), 1) == plan.selected.end()) {
     throw UsageError(options.model + ": no linear is left to be quantized");
   }
-  // The head is a module of class Linear even where it shares the embedding's tensor.
-  if (head_is_linear) plan.ignore.push_back("lm_head");
+  // Stock loaders look for quantized weights in every module of class Linear that is not named.
+  constexpr std::string_view kWeight = ".weight";
+  for (const std::string& name : plan.checkpoint->left_out()) {
+    const bool is_matrix = plan.checkpoint->safetensors()->find(name)->view.shape.size() == 2 &&
+                           name.ends_with(kWeight);
+    if (is_matrix) plan.ignore.push_back(name.substr(0, name.size() - kWeight.size()));
+  }
+  if (!head.empty()) plan.ignore.push_back(head);
 }
 
 }  // namespace

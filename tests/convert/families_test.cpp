@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "convert/core/error.h"
 #include "convert/families/family.h"
@@ -330,17 +331,32 @@ TEST(Families, TablesNameEveryTensorOnce) {
       if (type.starts_with("gemma4")) options.config = {{"hidden_size_per_layer_input", 0}};
       const ModelSpec spec = read(make_tiny_model(options).config);
       std::set<std::string> hf_names;
-      std::set<std::string> gguf_names;
-      std::set<std::pair<Role, int>> roles;
+      std::set<std::pair<std::string, int64_t>> gguf_places;
+      std::set<std::tuple<Role, int, int>> roles;
       for (const TensorEntry& entry : family->tensors(spec)) {
         EXPECT_TRUE(hf_names.insert(entry.hf_name).second) << entry.hf_name;
-        EXPECT_TRUE(gguf_names.insert(entry.gguf_name).second) << entry.gguf_name;
-        EXPECT_TRUE(roles.insert({entry.role, entry.layer}).second) << entry.hf_name;
+        const int64_t first_row = entry.gguf_stack ? entry.gguf_stack->first_row : 0;
+        EXPECT_TRUE(gguf_places.insert({entry.gguf_name, first_row}).second) << entry.gguf_name;
+        EXPECT_TRUE(roles.insert({entry.role, entry.layer, entry.expert}).second) << entry.hf_name;
         EXPECT_LE(entry.gguf_name.size(), 63u);
         EXPECT_TRUE(!entry.quantizable || (entry.is_matrix() && entry.layer >= 0));
       }
     }
   }
+}
+
+TEST(Families, ValueHeadsOfOneKeyHeadStandApartInGguf) {
+  TensorEntry entry;
+  entry.shape = {4 + 2 * 6, 5};
+  entry.gguf_rows = {.begin = 4, .block = 2, .groups = 2, .repeats = 3};
+
+  // Heads 0 1 2 of the first key head and 3 4 5 of the second become 0 3 1 4 2 5.
+  EXPECT_THAT(huggingface_rows_of_gguf(entry),
+              testing::ElementsAre(0, 1, 2, 3, 4, 5, 10, 11, 6, 7, 12, 13, 8, 9, 14, 15));
+
+  entry.gguf_columns = {.block = 2, .groups = 2, .repeats = 3};
+  EXPECT_THAT(gguf_columns_of_huggingface(entry).source, testing::ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(huggingface_columns_of_gguf(entry).source, testing::ElementsAre(0, 2, 4, 1, 3, 5));
 }
 
 TEST(Families, RotaryRowsInterleaveTheHalvesOfEachHead) {
