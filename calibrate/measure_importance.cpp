@@ -74,7 +74,9 @@ ImportanceSource measure_importance(std::shared_ptr<const Checkpoint> checkpoint
       const ImportanceSums sums{squares_of(walk, stop), windows.n_tokens()};
       for (const int matrix : stop.matrices) {
         const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
-        source.weights[checkpoint->entry(slot.role, slot.layer).gguf_name] = sums;
+        const TensorEntry& entry = checkpoint->entry(slot.role, slot.layer);
+        ImportanceSums& own = source.weights[entry.gguf_name] = sums;
+        reorder_columns(gguf_columns_of_huggingface(entry), own.squares);
       }
     }
     for (auto& matrix : weights.matrices) matrix.reset();

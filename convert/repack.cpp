@@ -17,11 +17,11 @@ RepackCheck check_repack(const CheckpointMatrix& matrix, const WeightFormat& tar
   RepackCheck check;
   check.n_groups = view.rows * n_groups;
   if (!target.can_repack() || view.columns % target.block_columns() != 0 ||
-      view.group_size % target.block_columns() != 0) {
+      matrix.group_size() % target.block_columns() != 0) {
     check.n_impossible = check.n_groups;
     check.first = target.can_repack()
                       ? fmt::format("groups of {} columns do not hold whole blocks of {}",
-                                    view.group_size, target.block_columns())
+                                    matrix.group_size(), target.block_columns())
                       : fmt::format("codes cannot be moved into {}", target.name());
     return check;
   }

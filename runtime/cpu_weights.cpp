@@ -27,7 +27,7 @@ std::shared_ptr<const PackedMatrix> pack_matrix(const MatrixSlot& slot,
   check_shape(slot, view, checkpoint);
   try {
     return std::make_shared<const PackedMatrix>(
-        PackedMatrix::pack(*view.format, view.rows, view.columns, view.group_size,
+        PackedMatrix::pack(*view.format, view.rows, view.columns, matrix.group_size(),
                            [&](int64_t row, IntegerRow& out) { matrix.read_integers(row, out); }));
   } catch (const NumericError& error) {
     throw NumericError(checkpoint.path() + ": \"" + slot.module + "\": " + error.what());

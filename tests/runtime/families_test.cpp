@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include "convert/checkpoint.h"
+#include "convert/gguf_export.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/isa.h"
 #include "tests/runtime/references.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
 
 namespace assay {
 namespace {
@@ -26,8 +30,12 @@ class FamilyModel : public testing::TestWithParam<const char*> {
   void TearDown() override { force_isa(best_isa()); }
 
   std::unique_ptr<Executor> load(int n_sequences = 1) const {
+    return load(Checkpoint::open(path_), n_sequences);
+  }
+  static std::unique_ptr<Executor> load(std::shared_ptr<const Checkpoint> checkpoint,
+                                        int n_sequences = 1) {
     return make_cpu_device()->load(
-        Checkpoint::open(path_),
+        std::move(checkpoint),
         {.kv_type = KvType::kF32, .n_sequences = n_sequences, .context = 64});
   }
 
@@ -81,6 +89,19 @@ TEST_P(FamilyModel, GivesTheSameBitsOnEveryInstructionSetAndInEveryChunking) {
       EXPECT_TRUE(bits_equal(actual, expected)) << isa_name(isa) << ", chunks of " << chunk;
     }
   }
+}
+
+TEST_P(FamilyModel, GivesTheSameBitsFromGguf) {
+  const test::TemporaryDirectory folder;
+  std::filesystem::copy(path_, folder.file("model"));
+  folder.write("model/tokenizer.json", test::make_tiny_model({.vocab_size = 256}).tokenizer_json);
+  const std::vector<float> expected = logits_in_chunks(*load(), ids_.size());
+
+  GgufExport(Checkpoint::open(folder.file("model")), {}).write(folder.file("model.gguf"));
+  const auto gguf = Checkpoint::open(folder.file("model.gguf"));
+
+  EXPECT_EQ(gguf->kind(), CheckpointKind::kGguf);
+  EXPECT_TRUE(bits_equal(logits_in_chunks(*load(gguf), ids_.size()), expected));
 }
 
 TEST_P(FamilyModel, GivesTheSameBitsAfterAResetAndBesideOtherSequences) {

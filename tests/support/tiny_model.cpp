@@ -70,7 +70,9 @@ std::string make_tokenizer_json(int64_t vocab_size) {
                        {"special", true}}));
     vocab.set(special, id++);
   }
-  for (int byte = 0; byte < 256; ++byte) vocab.set(byte_level_character(byte), id++);
+  // A vocabulary that is too small lacks the last bytes, not the first merge.
+  const auto n_bytes = static_cast<int>(std::min<int64_t>(256, vocab_size - id - 1));
+  for (int byte = 0; byte < n_bytes; ++byte) vocab.set(byte_level_character(byte), id++);
   Json merge_list = Json::array();
   for (const auto& [left, right] : merges) {
     if (id >= vocab_size) break;
