@@ -312,6 +312,89 @@ TEST(RopeConfig, Llama3FactorsAreOneBelowAndTheFactorAboveTheBand) {
 
 // ---------------------------------------------------------------------------------------------
 
+TEST(Gemma3Config, UsesTheDefaultsOfItsClassWhereATextPartIsSilent) {
+  const Json config = object({{"model_type", "gemma3_text"},
+                              {"hidden_size", 2560},
+                              {"intermediate_size", 10240},
+                              {"num_hidden_layers", 34},
+                              {"rope_scaling", object({{"factor", 8.0}, {"rope_type", "linear"}})},
+                              {"sliding_window", 1024}});
+
+  const ModelSpec spec = read(config);
+
+  EXPECT_EQ(spec.vocab_size, 262208);
+  EXPECT_TRUE(spec.tied_head);
+  EXPECT_EQ(spec.context_length, 131072);
+  ASSERT_EQ(spec.layers.size(), 34u);
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const AttentionSpec& attention = spec.layers[i].attention;
+    const bool full = (i + 1) % 6 == 0;
+    EXPECT_EQ(attention.sliding_window.has_value(), !full) << i;
+    EXPECT_EQ(attention.rope.kind, full ? RopeSpec::Kind::kLinear : RopeSpec::Kind::kDefault);
+    EXPECT_EQ(attention.rope.theta, full ? 1e6 : 1e4);
+    EXPECT_EQ(attention.rope.factor, full ? 8.0 : 1.0);
+    EXPECT_EQ(attention.n_heads, 8);
+    EXPECT_EQ(attention.n_kv_heads, 4);
+    EXPECT_EQ(attention.head_dim, 256);
+    EXPECT_EQ(attention.scale, 1.0 / 16.0);
+  }
+  EXPECT_EQ(spec.layers[0].attention.sliding_window, 1024);
+}
+
+TEST(Gemma3Config, ReadsBothSpellingsOfTheTwoRotations) {
+  const Json layered = object(
+      {{"full_attention", object({{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 5e5}})},
+       {"sliding_attention", object({{"rope_type", "default"}, {"rope_theta", 2e4}})}});
+  const ModelSpec old_form =
+      read_with({{"rope_theta", 5e5},
+                 {"rope_local_base_freq", 2e4},
+                 {"_sliding_window_pattern", 2},
+                 {"rope_scaling", object({{"factor", 8.0}, {"rope_type", "linear"}})}},
+                "gemma3_text");
+  const ModelSpec new_form = read_with(
+      {{"rope_parameters", layered}, {"rope_theta", Json()}, {"sliding_window_pattern", 2}},
+      "gemma3_text");
+
+  for (const size_t i : {0u, 1u}) {
+    EXPECT_EQ(old_form.layers[i].attention.rope, new_form.layers[i].attention.rope) << i;
+  }
+  EXPECT_EQ(new_form.layers[0].attention.rope.theta, 2e4);
+  EXPECT_EQ(new_form.layers[1].attention.rope.theta, 5e5);
+  const Json flat = object({{"rope_type", "linear"}, {"factor", 8.0}});
+  EXPECT_THAT(error_of<FormatError>({{"rope_parameters", flat}}, "gemma3_text"),
+              HasSubstr("one object per layer type"));
+}
+
+TEST(Gemma3Config, RefusesByNameWhatItDoesNotDo) {
+  EXPECT_THAT(error_of<UnsupportedError>({{"attn_logit_softcapping", 50.0}}, "gemma3_text"),
+              HasSubstr("attn_logit_softcapping"));
+  EXPECT_THAT(error_of<UnsupportedError>({{"use_bidirectional_attention", true}}, "gemma3_text"),
+              HasSubstr("use_bidirectional_attention"));
+  EXPECT_THAT(error_of<UnsupportedError>({{"hidden_activation", "gelu"}}, "gemma3_text"),
+              HasSubstr("\"gelu\""));
+  EXPECT_THAT(error_of<FormatError>(
+                  {{"layer_types", Json(Json::Array{"sliding_attention", "conv"})}}, "gemma3_text"),
+              HasSubstr("layer_types"));
+}
+
+TEST(Gemma3Gguf, RefusesWhatReadersWouldGuessWrong) {
+  const auto write = [](Json::Object members) {
+    members.emplace_back("sliding_window_pattern", 2);
+    members.emplace_back("head_dim", 16);
+    GgufMetadata metadata;
+    find_family("gemma3").write_gguf_metadata(read_with(std::move(members), "gemma3_text"),
+                                              Json::object(), 0, metadata);
+    return metadata;
+  };
+
+  const GgufMetadata metadata = write({{"query_pre_attn_scalar", 16}});
+  EXPECT_EQ(metadata.integer("gemma3.attention.sliding_window_pattern"), 2);
+  EXPECT_EQ(metadata.number("gemma3.rope.freq_base_swa"), 1e4);
+  EXPECT_THROW(write({{"query_pre_attn_scalar", 24}}), UnsupportedError);
+}
+
+// ---------------------------------------------------------------------------------------------
+
 TEST(Families, AreFoundByEveryName) {
   for (const Family* family : all_families()) {
     EXPECT_EQ(&find_family(family->name), family);

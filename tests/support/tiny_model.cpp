@@ -11,6 +11,7 @@
 
 #include "convert/core/dtype.h"
 #include "convert/formats/format.h"
+#include "convert/safetensors.h"
 #include "tests/support/random.h"
 
 namespace assay::test {
@@ -278,6 +279,17 @@ TinyModel make_tiny_model(const TinyModelOptions& options) {
   }
   norm("model.norm.weight");
   if (!options.tied_head) linear("lm_head", options.vocab_size, hidden, false);
+  return model;
+}
+
+TinyModel read_model(const std::string& folder) {
+  TinyModel model;
+  model.config = read_json_file(folder + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(folder + "/model.safetensors");
+  for (const SafetensorsEntry& entry : file.tensors()) {
+    const TensorView& view = entry.view;
+    model.add(entry.name, {view.dtype, view.shape, {view.bytes.begin(), view.bytes.end()}});
+  }
   return model;
 }
 
