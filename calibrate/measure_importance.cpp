@@ -71,6 +71,12 @@ ImportanceSource measure_importance(std::shared_ptr<const Checkpoint> checkpoint
         throw NumericError(fmt::format("{}: channel {} of its calibration input is not finite",
                                        slot.module, channel));
       }
+      if (stop.routes.index >= 0) {
+        throw UnsupportedError(fmt::format(
+            "{}: an importance matrix of experts is not implemented; quantize with --algorithm "
+            "gptq, or convert without --imatrix",
+            program.matrices[static_cast<size_t>(stop.matrices.front())].module));
+      }
       const ImportanceSums sums{squares_of(walk, stop), windows.n_tokens()};
       for (const int matrix : stop.matrices) {
         const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];

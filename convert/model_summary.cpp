@@ -213,7 +213,7 @@ void add_weights(const Checkpoint& checkpoint, Json& summary) {
   int64_t values = 0;
   uint64_t bytes = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    const StoredTensor& stored = checkpoint.stored(entry);
     std::string type(stored.format->name());
     if (stored.scale_dtype) {
       type +=
@@ -362,7 +362,7 @@ void check_values(const Checkpoint& checkpoint, Json& problems) {
           checkpoint.vector(entry.role, entry.layer);
           continue;
         }
-        const CheckpointMatrix matrix = checkpoint.matrix(entry.role, entry.layer);
+        const CheckpointMatrix matrix = checkpoint.matrix(entry);
         for (int64_t row = 0; row < matrix.view.rows && fault.empty(); ++row) {
           if (const auto found = matrix.view.format->find_fault(matrix.view, row)) {
             fault = fmt::format("\"{}\", row {}: {}", entry.hf_name, row, *found);

@@ -1,6 +1,9 @@
 #include "quantizer/layer_loop.h"
 
+#include <fmt/format.h>
+
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "convert/core/error.h"
@@ -181,7 +184,7 @@ void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
 
 void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
-  for (const CaptureStop& stop : cut.stops) solve_linears(stop, {}, report, false);
+  for (const CaptureStop& stop : cut.stops) solve_linears(stop.matrices, {}, report, false);
 }
 
 void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
@@ -220,6 +223,10 @@ std::optional<CrossProduct> LayerLoop::residual_drift_of(const StreamWalk& walk,
 void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t s,
                            LayerReport& report, bool want_packed) {
   const CaptureStop& stop = cut.stops[s];
+  if (stop.routes.index >= 0) {
+    solve_experts(walk, cut, s, report, want_packed);
+    return;
+  }
   const std::string name = module_name(stop.matrices.front());
   const StageCost cost = cost_of(cut.layer);
   const auto n_stops = static_cast<double>(cut.stops.size());
@@ -245,7 +252,7 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
     }
   }
   report.seconds.factor += seconds_since(begin);
-  solve_linears(stop,
+  solve_linears(stop.matrices,
                 {.hessian = &hessian,
                  .factor = factor ? &*factor : nullptr,
                  .drift = drift ? &*drift : nullptr,
@@ -254,10 +261,70 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   meter_.end();
 }
 
-void LayerLoop::solve_linears(const CaptureStop& stop, const Calibration& calibration,
+// Experts are aimed at their own weights: the two streams may send a token to different ones, so
+// that there is no drift of an expert's inputs.
+void LayerLoop::solve_experts(const StreamWalk& walk, const LayerPlan& cut, size_t s,
+                              LayerReport& report, bool want_packed) {
+  const CaptureStop& stop = cut.stops[s];
+  std::map<int, std::vector<int>> experts;  // matrices of each
+  for (const int matrix : stop.matrices) {
+    experts[plan_.program.matrices[static_cast<size_t>(matrix)].expert].push_back(matrix);
+  }
+  const std::vector<int64_t> counts = walk.routed_counts(
+      stop, plan_.program.spec.layers[static_cast<size_t>(cut.layer)].moe->n_experts);
+  if (stop.slots == 1) tell_starved(cut.layer, module_name(stop.matrices.front()), counts);
+  const StageCost cost = cost_of(cut.layer);
+  meter_.begin((cost.gram + cost.factor + cost.solve) / static_cast<double>(cut.stops.size()),
+               label(cut.layer, "experts"));
+  size_t n_done = 0;
+  for (const auto& [expert, matrices] : experts) {
+    const int64_t n_tokens = counts[static_cast<size_t>(expert)];
+    const std::string name = module_name(matrices.front());
+    const bool too_few = n_tokens < options_.min_expert_tokens;
+    auto begin = Clock::now();
+    std::optional<Hessian> hessian;
+    if (n_tokens > 0) hessian = walk.routed_hessian(stop, expert, name);
+    report.seconds.gram += seconds_since(begin);
+    begin = Clock::now();
+    std::optional<HessianFactor> factor;
+    if (plan_.algorithm->needs_calibration && !too_few) {
+      factor = factor_hessian(*hessian, plan_.quantize, name);
+    }
+    report.seconds.factor += seconds_since(begin);
+    solve_linears(matrices,
+                  {.hessian = hessian ? &*hessian : nullptr,
+                   .factor = factor ? &*factor : nullptr,
+                   .starved = too_few},
+                  report, want_packed);
+    meter_.share(static_cast<double>(++n_done) / static_cast<double>(experts.size()));
+  }
+  meter_.end();
+}
+
+// All stops of a layer have the same routes, so each layer tells its starved experts once.
+void LayerLoop::tell_starved(int layer, const std::string& module,
+                             const std::vector<int64_t>& counts) const {
+  std::string starved;
+  for (size_t expert = 0; expert < counts.size(); ++expert) {
+    if (counts[expert] >= options_.min_expert_tokens) continue;
+    starved += fmt::format("{}{} ({})", starved.empty() ? "" : ", ", expert, counts[expert]);
+  }
+  if (starved.empty()) return;
+  const std::string message =
+      fmt::format("layer {}, {}: fewer than {} calibration tokens reached experts {}", layer,
+                  module, options_.min_expert_tokens, starved);
+  if (options_.starved_experts == StarvedExperts::kError) {
+    throw NumericError(message +
+                       "; use more calibration data, a smaller --min-expert-tokens, or "
+                       "--starved-experts rtn");
+  }
+  if (events_.on_note) events_.on_note(message + "; they are rounded to nearest");
+}
+
+void LayerLoop::solve_linears(const std::vector<int>& matrices, const Calibration& calibration,
                               LayerReport& report, bool want_packed) {
   const auto begin = Clock::now();
-  for (const int matrix : stop.matrices) {
+  for (const int matrix : matrices) {
     solved_.push_back(solve_linear(plan_, matrix, calibration, want_packed));
     SolvedLinear& solved = solved_.back();
     if (want_packed) weights_.matrices[static_cast<size_t>(matrix)] = std::move(solved.packed);

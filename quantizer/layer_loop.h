@@ -75,8 +75,12 @@ class LayerLoop {
   /// E of the sum that the stop's output goes into, where there is one.
   std::optional<CrossProduct> residual_drift_of(const StreamWalk& walk, const CaptureStop& stop,
                                                 const std::string& name) const;
-  void solve_linears(const CaptureStop& stop, const Calibration& calibration, LayerReport& report,
+  void tell_starved(int layer, const std::string& module, const std::vector<int64_t>& counts) const;
+  /// The experts of a stop with routes, each with the Hessian of the rows routed to it.
+  void solve_experts(const StreamWalk& walk, const LayerPlan& cut, size_t stop, LayerReport& report,
                      bool want_packed);
+  void solve_linears(const std::vector<int>& matrices, const Calibration& calibration,
+                     LayerReport& report, bool want_packed);
   void commit(const LayerReport& report);
 
   const RunPlan& plan_;

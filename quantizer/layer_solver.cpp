@@ -18,7 +18,7 @@ namespace assay {
 namespace {
 
 std::vector<float> read_weights(const RunPlan& plan, const MatrixSlot& slot) {
-  const CheckpointMatrix matrix = plan.checkpoint->matrix(slot.role, slot.layer);
+  const CheckpointMatrix matrix = plan.checkpoint->matrix(slot.role, slot.layer, slot.expert);
   std::vector<float> weights(static_cast<size_t>(slot.out_features * slot.in_features));
   parallel_for(slot.out_features, 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -37,6 +37,15 @@ std::vector<float> read_weights(const RunPlan& plan, const MatrixSlot& slot) {
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Round to nearest, with nothing that looks at activations.
+QuantizeOptions uncalibrated(QuantizeOptions options) {
+  options.algorithm = "rtn";
+  options.scale_search = ScaleSearch::kMinMax;
+  options.target_alpha = options.residual_alpha = 0.0;
+  options.refit_rounds = options.descent_passes = options.regrid_rounds = 0;
+  return options;
 }
 
 }  // namespace
@@ -73,7 +82,9 @@ SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& ca
                              .factor = factor,
                              .drift = calibration.drift,
                              .residual_drift = calibration.residual_drift};
-  const LayerResult result = plan.algorithm->quantize(problem, plan.quantize);
+  const LayerResult result =
+      calibration.starved ? find_algorithm("rtn").quantize(problem, uncalibrated(plan.quantize))
+                          : plan.algorithm->quantize(problem, plan.quantize);
 
   SolvedLinear solved;
   solved.matrix = matrix;
@@ -90,6 +101,7 @@ SolvedLinear solve_linear(const RunPlan& plan, int matrix, const Calibration& ca
   report.in_features = slot.in_features;
   report.bits_per_weight = plan.bits_per_weight(matrix);
   report.n_tokens = hessian != nullptr ? hessian->n_tokens : 0;
+  report.starved = calibration.starved;
   report.loss = result.loss;
   report.rtn_loss = result.rtn_loss;
   report.weight_norm = result.weight_norm;

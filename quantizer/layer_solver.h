@@ -24,6 +24,7 @@ struct Calibration {
   const HessianFactor* factor = nullptr;
   const CrossProduct* drift = nullptr;           // LayerProblem::drift
   const CrossProduct* residual_drift = nullptr;  // LayerProblem::residual_drift
+  bool starved = false;  // rounded to nearest whatever the run's algorithm is
 };
 
 /// Reads the weights of one linear and quantizes them. `want_packed`: whether the quantized stream

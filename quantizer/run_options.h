@@ -21,6 +21,12 @@ enum class CaptureMode : uint8_t {
 };
 std::string_view capture_mode_name(CaptureMode mode);  // "sequential", "layer"
 
+/// What becomes of experts that the router sent too few calibration tokens to.
+enum class StarvedExperts : uint8_t {
+  kRoundToNearest,  // without calibration; listed in the report
+  kError,           // the run ends
+};
+
 /// One run of `assay quantize`.
 struct RunOptions {
   std::string model;
@@ -34,6 +40,8 @@ struct RunOptions {
   DatasetOptions dataset = {};
   CaptureMode capture = CaptureMode::kTrueSequential;
   KvType kv_type = KvType::kF16;
+  int64_t min_expert_tokens = 64;  // fewer are too few
+  StarvedExperts starved_experts = StarvedExperts::kRoundToNearest;
 
   // Nothing below changes the result.
   uint64_t activation_memory = uint64_t{1152} << 20;  // bytes; more goes to spill_folder

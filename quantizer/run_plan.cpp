@@ -172,18 +172,40 @@ RunPlan plan_run(const RunOptions& options) {
   return plan;
 }
 
+namespace {
+
+/// The tensor of the folder that holds a matrix: its own, or that of all experts.
+const std::string& stored_name(const RunPlan& plan, size_t matrix) {
+  const MatrixSlot& slot = plan.program.matrices[matrix];
+  return plan.checkpoint->stored(slot.role, slot.layer, slot.expert).parts.front();
+}
+
+}  // namespace
+
 std::vector<TensorSource> output_tensors(const RunPlan& plan) {
   std::vector<TensorSource> out;
   std::vector<std::string> replaced;
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;
     const LinearShape linear = plan.shape(static_cast<int>(i));
-    replaced.push_back(std::string(linear.module) + ".weight");
+    replaced.push_back(stored_name(plan, i));
     for (TensorSpec& tensor : plan.layout->tensors(linear, plan.quantize)) {
       out.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape), nullptr});
     }
   }
   std::sort(replaced.begin(), replaced.end());
+  // Experts that stay in 16 bits, where a tensor of all experts is replaced.
+  for (size_t i = 0; i < plan.selected.size(); ++i) {
+    const MatrixSlot& slot = plan.program.matrices[i];
+    if (plan.selected[i] != 0 || slot.expert < 0) continue;
+    const TensorEntry& entry = plan.checkpoint->entry(slot.role, slot.layer, slot.expert);
+    const std::string name = stored_name(plan, i);
+    if (name == entry.hf_name || !std::binary_search(replaced.begin(), replaced.end(), name)) {
+      continue;
+    }
+    out.push_back({entry.hf_name, plan.checkpoint->safetensors()->find(name)->view.dtype,
+                   entry.shape, nullptr});
+  }
   for (const std::string& name : plan.checkpoint->safetensors()->names()) {
     if (std::binary_search(replaced.begin(), replaced.end(), name)) continue;
     const TensorView& view = plan.checkpoint->safetensors()->find(name)->view;

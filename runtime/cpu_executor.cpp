@@ -61,11 +61,13 @@ class Ledger {
 };
 
 bool is_packed(const Program& program, size_t matrix) {
-  return program.matrices[matrix].role != Role::kTokenEmbedding;
+  const Role role = program.matrices[matrix].role;
+  return role != Role::kTokenEmbedding && role != Role::kPerLayerEmbedding;
 }
 
 std::string weights_name(const Checkpoint& checkpoint, const MatrixSlot& slot) {
-  return "weights " + std::string(checkpoint.stored(slot.role, slot.layer).format->name());
+  return "weights " +
+         std::string(checkpoint.stored(slot.role, slot.layer, slot.expert).format->name());
 }
 
 std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program& program,
@@ -74,7 +76,7 @@ std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program
   for (size_t i = 0; i < program.matrices.size(); ++i) {
     if (!is_packed(program, i)) continue;
     const MatrixSlot& slot = program.matrices[i];
-    const StoredTensor& stored = checkpoint.stored(slot.role, slot.layer);
+    const StoredTensor& stored = checkpoint.stored(slot.role, slot.layer, slot.expert);
     ledger.add(weights_name(checkpoint, slot),
                PackedMatrix::bytes_for(*stored.format, slot.out_features, slot.in_features,
                                        stored.group_size));

@@ -12,6 +12,7 @@ namespace assay {
   ROW(kLlamaFamily)         \
   ROW(kQwen2Family)         \
   ROW(kQwen3Family)         \
+  ROW(kQwen3MoeFamily)      \
   ROW(kGemma3Family)        \
   ROW(kGemma4Family)        \
   ROW(kQwen35Family)

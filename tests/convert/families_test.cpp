@@ -393,6 +393,52 @@ TEST(Gemma3Gguf, RefusesWhatReadersWouldGuessWrong) {
   EXPECT_THROW(write({{"query_pre_attn_scalar", 24}}), UnsupportedError);
 }
 
+TEST(Qwen3MoeConfig, TellsDenseLayersFromThoseWithExperts) {
+  const ModelSpec spec = read_with({{"num_hidden_layers", 6},
+                                    {"decoder_sparse_step", 2},
+                                    {"mlp_only_layers", Json(Json::Array{3})},
+                                    {"num_experts", 8},
+                                    {"num_experts_per_tok", 3},
+                                    {"moe_intermediate_size", 32},
+                                    {"norm_topk_prob", true}},
+                                   "qwen3_moe");
+
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const bool has_experts = i == 1 || i == 5;
+    EXPECT_EQ(spec.layers[i].moe.has_value(), has_experts) << i;
+    EXPECT_EQ(spec.layers[i].mlp.intermediate_size, has_experts ? 0 : 96) << i;
+  }
+  EXPECT_EQ(spec.layers[1].moe->n_experts, 8);
+  EXPECT_EQ(spec.layers[1].moe->top_k, 3);
+  EXPECT_EQ(spec.layers[1].moe->intermediate_size, 32);
+  EXPECT_TRUE(spec.layers[1].moe->normalize);
+}
+
+TEST(Qwen3MoeConfig, RefusesNumbersThatDoNotFit) {
+  for (const Json::Member& member :
+       std::vector<Json::Member>{{"num_experts", 0},
+                                 {"num_experts_per_tok", 129},
+                                 {"moe_intermediate_size", 0},
+                                 {"decoder_sparse_step", 0},
+                                 {"mlp_only_layers", Json(Json::Array{2})},
+                                 {"mlp_only_layers", 1}}) {
+    EXPECT_THAT(error_of<FormatError>({member}, "qwen3_moe"), HasSubstr(member.first));
+  }
+}
+
+TEST(Qwen3MoeGguf, RefusesWhatReadersWouldRunInAnotherWay) {
+  const auto write = [](Json::Object members) {
+    const ModelSpec spec = read_with(std::move(members), "qwen3_moe");
+    GgufMetadata metadata;
+    find_family("qwen3_moe").write_gguf_metadata(spec, Json::object(), 0, metadata);
+    return metadata;
+  };
+
+  EXPECT_EQ(write({{"norm_topk_prob", true}}).integer("qwen3moe.expert_used_count"), 8);
+  EXPECT_THROW(write({{"norm_topk_prob", false}}), UnsupportedError);
+  EXPECT_THROW(write({{"norm_topk_prob", true}, {"decoder_sparse_step", 2}}), UnsupportedError);
+}
+
 // ---------------------------------------------------------------------------------------------
 
 TEST(Families, AreFoundByEveryName) {
