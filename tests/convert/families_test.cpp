@@ -439,6 +439,27 @@ TEST(Qwen3MoeGguf, RefusesWhatReadersWouldRunInAnotherWay) {
   EXPECT_THROW(write({{"norm_topk_prob", true}, {"decoder_sparse_step", 2}}), UnsupportedError);
 }
 
+TEST(Gemma4Config, SharedLayersReadTheLastOfTheirKindBeforeThem) {
+  const Json types(Json::Array{"sliding_attention", "full_attention", "sliding_attention",
+                               "sliding_attention", "full_attention"});
+  const ModelSpec spec = read_with({{"num_hidden_layers", 5},
+                                    {"layer_types", types},
+                                    {"num_kv_shared_layers", 2},
+                                    {"use_double_wide_mlp", true},
+                                    {"hidden_size_per_layer_input", 16}},
+                                   "gemma4_text");
+
+  EXPECT_EQ(spec.layers[2].attention.kv_source, std::nullopt);
+  EXPECT_EQ(spec.layers[3].attention.kv_source, 2);
+  EXPECT_EQ(spec.layers[4].attention.kv_source, 1);
+  EXPECT_EQ(spec.layers[2].mlp.intermediate_size, 96);
+  EXPECT_EQ(spec.layers[3].mlp.intermediate_size, 192);
+  EXPECT_THAT(error_of<FormatError>(
+                  {{"num_hidden_layers", 5}, {"layer_types", types}, {"num_kv_shared_layers", 4}},
+                  "gemma4_text"),
+              HasSubstr("num_kv_shared_layers"));
+}
+
 // ---------------------------------------------------------------------------------------------
 
 TEST(Families, AreFoundByEveryName) {
@@ -456,8 +477,7 @@ TEST(Families, AreFoundByEveryName) {
 TEST(Families, TablesNameEveryTensorOnce) {
   for (const Family* family : all_families()) {
     for (const std::string_view type : family->model_types) {
-      TinyModelOptions options{.model_type = std::string(type), .attention_bias = true};
-      if (type.starts_with("gemma4")) options.config = {{"hidden_size_per_layer_input", 0}};
+      const TinyModelOptions options{.model_type = std::string(type), .attention_bias = true};
       const ModelSpec spec = read(make_tiny_model(options).config);
       std::set<std::string> hf_names;
       std::set<std::pair<std::string, int64_t>> gguf_places;

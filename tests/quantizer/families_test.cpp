@@ -39,7 +39,7 @@ class QuantizedFamily : public testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(Families, QuantizedFamily,
                          testing::Values("qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma4",
-                                         "qwen3_5"),
+                                         "gemma4_e", "gemma4_moe", "qwen3_5"),
                          [](const auto& model) { return std::string(model.param); });
 
 TEST_P(QuantizedFamily, OpensAndHoldsEveryLinearInFourBits) {

@@ -58,7 +58,7 @@ class FamilyModel : public testing::TestWithParam<const char*> {
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyModel,
                          testing::Values("qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma4",
-                                         "qwen3_5"),
+                                         "gemma4_e", "gemma4_moe", "qwen3_5"),
                          [](const auto& model) { return std::string(model.param); });
 
 TEST_P(FamilyModel, GivesTheLogitsOfAnIndependentProgram) {
