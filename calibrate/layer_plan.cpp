@@ -15,20 +15,38 @@ bool contains(const std::vector<Register>& list, Register r) {
   return std::find(list.begin(), list.end(), r) != list.end();
 }
 
-// Index past the last op that could still read what is in `r` at `from`: its next overwriting, or
-// the end of the program.
-std::vector<int> matrices_reading(const Program& program, Register r, int from,
-                                  const WantedMatrix& wanted) {
+// The linears that read what is in a register.
+struct Readers {
   std::vector<int> matrices;
+  Register routes;  // of experts; index −1: none
+};
+
+// Those that read what is in `r` at `from`, up to its next overwriting.
+Readers readers_of(const Program& program, Register r, int from, const WantedMatrix& wanted) {
+  Readers readers;
+  const auto add = [&](int matrix) {
+    const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
+    if (slot.quantizable && wanted(slot)) readers.matrices.push_back(matrix);
+  };
   for (int i = from; i < static_cast<int>(program.ops.size()); ++i) {
     const Op& op = op_at(program, i);
-    if (const auto* linear = std::get_if<LinearOp>(&op.kind)) {
-      const MatrixSlot& slot = program.matrices[static_cast<size_t>(linear->matrix)];
-      if (linear->in == r && slot.quantizable && wanted(slot)) matrices.push_back(linear->matrix);
+    const auto* linear = std::get_if<LinearOp>(&op.kind);
+    if (linear != nullptr && linear->in == r) add(linear->matrix);
+    const auto* experts = std::get_if<ExpertLinearOp>(&op.kind);
+    if (experts != nullptr && experts->in == r) {
+      readers.routes = experts->ids;
+      for (int e = 0; e < experts->n_experts; ++e) add(experts->first_matrix + e);
     }
     if (contains(writes(op), r)) break;
   }
-  return matrices;
+  // gate and up of one expert side by side.
+  if (readers.routes.index >= 0) {
+    std::stable_sort(readers.matrices.begin(), readers.matrices.end(), [&](int a, int b) {
+      return program.matrices[static_cast<size_t>(a)].expert <
+             program.matrices[static_cast<size_t>(b)].expert;
+    });
+  }
+  return readers;
 }
 
 // The register that the output of the linear with `matrix` is added to, unchanged, before another
@@ -60,12 +78,14 @@ std::vector<CaptureStop> find_stops(const Program& program, const OpRange& range
   for (int i = range.begin; i < range.end; ++i) {
     const auto* quantize = std::get_if<QuantizeOp>(&op_at(program, i).kind);
     if (quantize == nullptr) continue;
-    std::vector<int> matrices = matrices_reading(program, quantize->out, i + 1, wanted);
-    if (matrices.empty()) continue;
-    const int64_t columns = program.registers[static_cast<size_t>(quantize->in.index)].columns;
-    const Register sum =
-        matrices.size() == 1 ? added_to(program, range, i, matrices.front()) : Register{};
-    stops.push_back({i, quantize->in, columns, std::move(matrices), sum});
+    Readers readers = readers_of(program, quantize->out, i + 1, wanted);
+    if (readers.matrices.empty()) continue;
+    const RegisterSpec& input = program.registers[static_cast<size_t>(quantize->out.index)];
+    const Register sum = readers.matrices.size() == 1 && readers.routes.index < 0
+                             ? added_to(program, range, i, readers.matrices.front())
+                             : Register{};
+    stops.push_back({i, quantize->in, input.slot_columns(), readers.routes, input.slots,
+                     std::move(readers.matrices), sum});
   }
   return stops;
 }

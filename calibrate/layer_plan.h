@@ -10,9 +10,13 @@ namespace assay {
 /// A place where the walk of a layer stops: before a QuantizeOp whose output goes into linears that
 /// are to be quantized. All of them share the captured input.
 struct CaptureStop {
-  int op = -1;                // index of the QuantizeOp
-  Register input;             // fp32, what is captured
-  int64_t columns = 0;        // in_features
+  int op = -1;          // index of the QuantizeOp
+  Register input;       // fp32, what is captured
+  int64_t columns = 0;  // in_features
+  /// Ids of the experts of each row, fp32 (top_k), where the linears are experts' and so read the
+  /// rows that were routed to them; index −1: all read all rows.
+  Register routes = {};
+  int slots = 1;  // inputs of `columns` values in a row: one for all its experts, or one for each
   std::vector<int> matrices;  // into Program::matrices, in the order of the ops that use them
   /// The register that the only linear's output is added to as it is (the residual stream, for
   /// o_proj and down_proj of most models); index −1: none.

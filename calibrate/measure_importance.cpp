@@ -71,10 +71,18 @@ ImportanceSource measure_importance(const std::shared_ptr<const Checkpoint>& che
         throw NumericError(fmt::format("{}: channel {} of its calibration input is not finite",
                                        slot.module, channel));
       }
+      if (stop.routes.index >= 0) {
+        throw UnsupportedError(fmt::format(
+            "{}: an importance matrix of experts is not implemented; quantize with --algorithm "
+            "gptq, or convert without --imatrix",
+            program.matrices[static_cast<size_t>(stop.matrices.front())].module));
+      }
       const ImportanceSums sums{squares_of(walk, stop), windows.n_tokens()};
       for (const int matrix : stop.matrices) {
         const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
-        source.weights[checkpoint->entry(slot.role, slot.layer).gguf_name] = sums;
+        const TensorEntry& entry = checkpoint->entry(slot.role, slot.layer);
+        ImportanceSums& own = source.weights[entry.gguf_name] = sums;
+        reorder_columns(gguf_columns_of_huggingface(entry), own.squares);
       }
     }
     for (auto& matrix : weights.matrices) matrix.reset();

@@ -61,7 +61,7 @@ void StreamWalk::embed() {
   const int begin = program_->layers.front().begin;
   const LayerPlan plan =
       plan_ops(*program_, -1, {0, begin}, [](const MatrixSlot&) { return false; });
-  run_ops(plan.segments.front(), {}, nullptr);
+  run_ops(plan.segments.front(), {}, 1, nullptr);
 }
 
 void StreamWalk::run_segment(const LayerPlan& plan, size_t index,
@@ -69,10 +69,10 @@ void StreamWalk::run_segment(const LayerPlan& plan, size_t index,
   const bool at_stop = index < plan.stops.size();
   const Register captured = at_stop ? plan.stops[index].input : Register{};
   if (at_stop) maxima_ = std::make_shared<ChannelMaxima>(plan.stops[index].columns);
-  run_ops(plan.segments[index], captured, progress);
+  run_ops(plan.segments[index], captured, at_stop ? plan.stops[index].slots : 1, progress);
 }
 
-void StreamWalk::run_ops(const Segment& segment, Register captured,
+void StreamWalk::run_ops(const Segment& segment, Register captured, int slots,
                          const std::function<void(double)>& progress) {
   context_->weights = weights_;
   std::map<int, std::shared_ptr<ActivationStore>> written;
@@ -87,7 +87,7 @@ void StreamWalk::run_ops(const Segment& segment, Register captured,
       std::vector<float>& values = context_->registers.f32[static_cast<size_t>(r.index)];
       const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
       values.resize(static_cast<size_t>(batch_rows(b) * columns));
-      if (r == captured) maxima_->add(values.data(), batch_rows(b));
+      if (r == captured) maxima_->add(values.data(), batch_rows(b) * slots);
       written[r.index]->put(b, std::exchange(values, take_spare(values.size())));
     }
     if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
@@ -99,7 +99,7 @@ void StreamWalk::run_ops(const Segment& segment, Register captured,
   // A vector that an earlier segment made: its maxima are taken from the store.
   std::vector<float> scratch;
   for (int64_t b = 0; b < n_batches(); ++b) {
-    maxima_->add(values(captured).view(b, scratch).data(), batch_rows(b));
+    maxima_->add(values(captured).view(b, scratch).data(), batch_rows(b) * slots);
   }
 }
 
@@ -196,9 +196,10 @@ void StreamWalk::check_captured(const CaptureStop& stop, const std::string& name
   std::vector<float> scratch;
   for (int64_t b = 0; b < n_batches(); ++b) {
     const std::span<const float> x = values(stop.input).view(b, scratch);
-    for (int64_t row = 0; row < batch_rows(b); ++row) {
-      const float value = x[static_cast<size_t>(row * stop.columns + channel)];
+    for (int64_t i = 0; i < batch_rows(b) * stop.slots; ++i) {
+      const float value = x[static_cast<size_t>(i * stop.columns + channel)];
       if (std::fabs(value) <= 32639.0f * 0x1p100f) continue;
+      const int64_t row = i / stop.slots;
       const int64_t window =
           batches_[static_cast<size_t>(b)].first_window + row / windows_->window_length;
       throw NumericError(name + ": calibration input is " + std::to_string(value) + " in window " +
@@ -219,6 +220,46 @@ Hessian StreamWalk::captured_hessian(const CaptureStop& stop, const std::string&
     gram.add(store.view(b, scratch).data(), batch_rows(b));
     if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
   }
+  return gram.finish();
+}
+
+std::vector<int64_t> StreamWalk::routed_counts(const CaptureStop& stop, int n_experts) const {
+  std::vector<int64_t> counts(static_cast<size_t>(n_experts), 0);
+  std::vector<float> scratch;
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    for (const float id : values(stop.routes).view(b, scratch)) ++counts[static_cast<size_t>(id)];
+  }
+  return counts;
+}
+
+void StreamWalk::for_routed_rows(const CaptureStop& stop, int expert,
+                                 const std::function<void(const float*, int64_t)>& body) const {
+  const int64_t top_k = program_->registers[static_cast<size_t>(stop.routes.index)].columns;
+  std::vector<float> scratch;
+  std::vector<float> id_scratch;
+  std::vector<float> rows;
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    const std::span<const float> x = values(stop.input).view(b, scratch);
+    const std::span<const float> ids = values(stop.routes).view(b, id_scratch);
+    rows.clear();
+    for (size_t at = 0; at < ids.size(); ++at) {
+      if (static_cast<int>(ids[at]) != expert) continue;
+      const auto place = static_cast<int64_t>(at);
+      const int64_t row = stop.slots == 1 ? place / top_k : place;
+      const auto first = x.begin() + row * stop.columns;
+      rows.insert(rows.end(), first, first + stop.columns);
+    }
+    if (!rows.empty()) body(rows.data(), static_cast<int64_t>(rows.size()) / stop.columns);
+  }
+}
+
+Hessian StreamWalk::routed_hessian(const CaptureStop& stop, int expert,
+                                   const std::string& name) const {
+  check_captured(stop, name);
+  ChannelMaxima maxima(stop.columns);
+  for_routed_rows(stop, expert, [&](const float* x, int64_t n) { maxima.add(x, n); });
+  Gram gram(maxima.exponents());
+  for_routed_rows(stop, expert, [&](const float* x, int64_t n) { gram.add(x, n); });
   return gram.finish();
 }
 

@@ -55,6 +55,10 @@ class StreamWalk {
   /// window if a value is not finite.
   Hessian captured_hessian(const CaptureStop& stop, const std::string& name,
                            const std::function<void(double)>& progress = nullptr) const;
+  /// Rows that each expert reads at a stop with routes.
+  std::vector<int64_t> routed_counts(const CaptureStop& stop, int n_experts) const;
+  /// Gram matrix of the rows that expert `expert` reads there. Throws likewise.
+  Hessian routed_hessian(const CaptureStop& stop, int expert, const std::string& name) const;
   /// X^T Y with X the captured input of `stop` in `rows`, another walk at the same stop, and Y the
   /// one in this walk. Throws likewise.
   CrossProduct captured_cross(const StreamWalk& rows, const CaptureStop& stop,
@@ -87,8 +91,11 @@ class StreamWalk {
     int64_t first_window = 0;
     int64_t n_windows = 0;
   };
+  /// Calls body(rows, n_rows) for each batch with what expert `expert` reads of it.
+  void for_routed_rows(const CaptureStop& stop, int expert,
+                       const std::function<void(const float*, int64_t)>& body) const;
   void check_captured(const CaptureStop& stop, const std::string& name) const;
-  void run_ops(const Segment& segment, Register captured,
+  void run_ops(const Segment& segment, Register captured, int slots,
                const std::function<void(double)>& progress);
   void prepare_batch(const Segment& segment, int64_t batch);
   void run_range(int begin, int end);

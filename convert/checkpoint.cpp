@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -13,6 +14,7 @@
 #include "convert/core/error.h"
 #include "convert/core/units.h"
 #include "convert/families/config_reader.h"
+#include "convert/families/text_part.h"
 
 namespace assay {
 
@@ -34,10 +36,12 @@ std::string_view checkpoint_kind_name(CheckpointKind kind) {
 
 void CheckpointMatrix::decode_row(int64_t row, std::span<float> out) const {
   view.format->decode_row(view, source_row(row), out);
+  reorder_columns(column_order, out);
 }
 
 void CheckpointMatrix::read_integers(int64_t row, IntegerRow& out) const {
   view.format->read_integers(view, source_row(row), out);
+  reorder_columns(column_order, view.group_size, view.format->sub_block(), out);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -74,15 +78,41 @@ std::unique_ptr<QuantizedLayout> quantization_of(const std::string& folder, cons
 }
 
 bool is_matrix_product(const TensorEntry& entry) {
-  return entry.is_matrix() && entry.role != Role::kTokenEmbedding;
+  return entry.is_matrix() && entry.role != Role::kTokenEmbedding &&
+         entry.role != Role::kPerLayerEmbedding;
+}
+
+/// The entry's rows of a tensor that holds several.
+std::span<const std::byte> rows_of(const TensorEntry& entry, const TensorSlice& stack,
+                                   const WeightFormat& format, std::span<const std::byte> bytes) {
+  const uint64_t row_bytes = format.row_bytes(entry.shape.back());
+  return bytes.subspan(static_cast<uint64_t>(stack.first_row) * row_bytes,
+                       static_cast<uint64_t>(entry.shape[0]) * row_bytes);
 }
 
 std::unique_ptr<const TensorOnDisk> open_plain(const TensorEntry& entry, TensorLedger& ledger) {
+  if (entry.hf_stack && !ledger.has(entry.hf_name) && ledger.has(entry.hf_stack->name)) {
+    const TensorSlice& stack = *entry.hf_stack;
+    const SafetensorsEntry* found =
+        ledger.require(stack.name, stack.shape, {DType::kBF16, DType::kF16, DType::kF32});
+    if (found == nullptr) return nullptr;
+    const WeightFormat& format = scalar_format(found->view.dtype);
+    return std::make_unique<PlainTensor>(stack.name, format, entry.shape,
+                                         rows_of(entry, stack, format, found->view.bytes));
+  }
   const SafetensorsEntry* found =
       ledger.require(entry.hf_name, entry.shape, {DType::kBF16, DType::kF16, DType::kF32});
   if (found == nullptr) return nullptr;
   return std::make_unique<PlainTensor>(entry.hf_name, scalar_format(found->view.dtype), entry.shape,
-                                       found->view.bytes, std::vector<int64_t>());
+                                       found->view.bytes);
+}
+
+/// The family's table, with the names that the folder has.
+std::vector<TensorEntry> table_of(const Family& family, const ModelSpec& spec,
+                                  const SafetensorsModel& model) {
+  std::vector<TensorEntry> table = family.tensors(spec);
+  name_as_stored(table, model);
+  return table;
 }
 
 /// Whether the head of the model is its embedding: decided by config and tensors together (case
@@ -94,7 +124,7 @@ bool head_is_tied(const ModelSpec& spec, const Family& family, TensorLedger& led
   untied.tied_head = false;
   std::string embedding_name;
   TensorEntry head;
-  for (const TensorEntry& entry : family.tensors(untied)) {
+  for (const TensorEntry& entry : table_of(family, untied, model)) {
     if (entry.role == Role::kTokenEmbedding) embedding_name = entry.hf_name;
     if (entry.role == Role::kHead) head = entry;
   }
@@ -129,7 +159,9 @@ std::shared_ptr<Checkpoint> Checkpoint::open_folder(const std::string& path) {
   out->path_ = path;
   out->config_ = read_json_file(path + "/config.json");
   out->generation_config_ = read_json_if_there(path + "/generation_config.json");
-  with_prefix(path + "/", [&] {
+  std::optional<Json> text_config = text_config_of(out->config_);
+  if (text_config) out->config_ = std::move(*text_config);
+  with_prefix(path + (text_config ? ": text_config of " : "/"), [&] {
     const ConfigReader config(out->config_, "config.json");
     const std::string model_type = config.text("model_type");
     out->family_ =
@@ -145,7 +177,7 @@ std::shared_ptr<Checkpoint> Checkpoint::open_folder(const std::string& path) {
   out->spec_.tied_head =
       head_is_tied(out->spec_, *out->family_, ledger, *out->safetensors_, out->warnings_);
   with_prefix(path + ": ", [&] {
-    for (TensorEntry& entry : out->family_->tensors(out->spec_)) {
+    for (TensorEntry& entry : table_of(*out->family_, out->spec_, *out->safetensors_)) {
       std::unique_ptr<const TensorOnDisk> tensor;
       const std::string module = entry.module_name();
       if (layout != nullptr && is_matrix_product(entry)) {
@@ -156,11 +188,15 @@ std::shared_ptr<Checkpoint> Checkpoint::open_folder(const std::string& path) {
     }
     return 0;
   });
-  for (const std::string& name : ledger.unused()) {
-    if (!out->family_->ignores_tensor(name)) {
+  std::vector<std::string> others;
+  for (std::string& name : ledger.unused()) {
+    if (!other_part_of(name).empty()) {
+      others.push_back(std::move(name));
+    } else if (!out->family_->ignores_tensor(name)) {
       ledger.problem(fmt::format("\"{}\" is not part of such a model", name));
     }
   }
+  out->leave_out(others);
   ledger.throw_problems(path);
   if (const StoredTensor& embedding = out->stored(Role::kTokenEmbedding);
       embedding.format->fold() == Fold::kFloat) {
@@ -186,27 +222,48 @@ std::vector<int64_t> row_order_of(const TensorEntry& entry) {
 
 /// What does not fit between the table and the file; both are compared in full.
 std::vector<std::string> differences(const std::vector<TensorEntry>& table, const GgufFile& file,
-                                     const std::vector<GgufExtraTensor>& extras) {
+                                     const std::vector<GgufExtraTensor>& extras,
+                                     const std::set<std::string, std::less<>>& others) {
   std::vector<std::string> problems;
   std::set<std::string, std::less<>> expected;
   for (const GgufExtraTensor& extra : extras) expected.insert(extra.name);
   for (const TensorEntry& entry : table) {
     expected.insert(entry.gguf_name);
+    if (entry.gguf_stack && entry.gguf_stack->first_row > 0) continue;  // looked at before
     const GgufTensor* tensor = file.find(entry.gguf_name);
     if (tensor == nullptr) {
       problems.push_back(
-          fmt::format("\"{}\" {} is missing", entry.gguf_name, to_string(entry.shape)));
+          fmt::format("\"{}\" {} is missing", entry.gguf_name, to_string(gguf_shape(entry))));
     } else if (tensor->shape != gguf_shape(entry)) {
       problems.push_back(fmt::format("\"{}\" has shape {}, expected {}", entry.gguf_name,
                                      to_string(tensor->shape), to_string(gguf_shape(entry))));
     }
   }
   for (const GgufTensor& tensor : file.tensors()) {
-    if (!expected.contains(tensor.name)) {
+    if (!expected.contains(tensor.name) && !others.contains(tensor.name)) {
       problems.push_back(fmt::format("\"{}\" is not part of such a model", tensor.name));
     }
   }
   return problems;
+}
+
+/// Tensors of the blocks behind the last layer, which predict further tokens.
+std::set<std::string, std::less<>> prediction_tensors(const GgufFile& file,
+                                                      std::string_view architecture,
+                                                      size_t n_layers) {
+  std::set<std::string, std::less<>> names;
+  const std::optional<int64_t> n =
+      file.metadata().integer(std::string(architecture) + ".nextn_predict_layers");
+  if (n.value_or(0) <= 0) return names;
+  constexpr std::string_view kBlock = "blk.";
+  for (const GgufTensor& tensor : file.tensors()) {
+    size_t block = 0;
+    const char* end = tensor.name.data() + tensor.name.size();
+    if (!tensor.name.starts_with(kBlock)) continue;
+    const auto parsed = std::from_chars(tensor.name.data() + kBlock.size(), end, block);
+    if (parsed.ec == std::errc() && block >= n_layers) names.insert(tensor.name);
+  }
+  return names;
 }
 
 }  // namespace
@@ -223,17 +280,31 @@ std::shared_ptr<Checkpoint> Checkpoint::open_gguf(const std::string& path) {
       with_prefix(path + ": ", [&] { return &find_family_by_architecture(*architecture); });
   out->spec_ = out->family_->read_gguf(file);
   std::vector<TensorEntry> table = out->family_->tensors(out->spec_);
+  const std::set<std::string, std::less<>> others =
+      prediction_tensors(file, out->family_->gguf_architecture, out->spec_.layers.size());
   const std::vector<std::string> problems =
-      differences(table, file, out->family_->gguf_extra_tensors(out->spec_));
+      differences(table, file, out->family_->gguf_extra_tensors(out->spec_), others);
   if (!problems.empty()) {
     throw FormatError(listed(path + ": the tensors do not fit the metadata:", problems));
   }
+  if (!others.empty()) {
+    out->warnings_.push_back(
+        fmt::format("left out: {} tensors of blocks that predict further tokens", others.size()));
+  }
   for (TensorEntry& entry : table) {
     const GgufTensor& tensor = *file.find(entry.gguf_name);
+    if (entry.gguf_stack) {
+      const std::span<const std::byte> rows =
+          rows_of(entry, *entry.gguf_stack, *tensor.format, tensor.bytes);
+      out->add(entry,
+               std::make_unique<PlainTensor>(tensor.name, *tensor.format, entry.shape, rows));
+      continue;
+    }
     std::vector<int64_t> order;
     if (entry.is_matrix()) order = row_order_of(entry);
-    out->add(entry, std::make_unique<PlainTensor>(tensor.name, *tensor.format, tensor.shape,
-                                                  tensor.bytes, std::move(order)));
+    out->add(entry,
+             std::make_unique<PlainTensor>(tensor.name, *tensor.format, tensor.shape, tensor.bytes,
+                                           std::move(order), huggingface_columns_of_gguf(entry)));
   }
   const WeightFormat& embedding = *out->stored(Role::kTokenEmbedding).format;
   out->spec_.source_dtype =
@@ -262,34 +333,57 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path) {
 }
 
 void Checkpoint::add(TensorEntry entry, std::unique_ptr<const TensorOnDisk> tensor) {
-  index_[{entry.role, entry.layer}] = table_.size();
+  index_[{entry.role, entry.layer, entry.expert}] = table_.size();
   table_.push_back(std::move(entry));
   tensors_.push_back(std::move(tensor));
 }
 
-bool Checkpoint::has(Role role, int layer) const { return index_.contains({role, layer}); }
+void Checkpoint::leave_out(const std::vector<std::string>& names) {
+  struct Part {
+    int64_t n_tensors = 0;
+    uint64_t bytes = 0;
+  };
+  std::map<std::string_view, Part> parts;
+  for (const std::string& name : names) {
+    Part& part = parts[other_part_of(name)];
+    part.n_tensors += 1;
+    part.bytes += safetensors_->find(name)->view.bytes.size();
+  }
+  for (const auto& [name, part] : parts) {
+    warnings_.push_back(fmt::format(
+        "left out: {} ({} tensors, {}), which is no part of the text model; quantize keeps its "
+        "tensors as they are",
+        name, part.n_tensors, bytes_text(part.bytes)));
+  }
+  left_out_ = names;
+}
 
-size_t Checkpoint::index_of(Role role, int layer) const {
-  auto found = index_.find({role, layer});
+bool Checkpoint::has(Role role, int layer, int expert) const {
+  return index_.contains({role, layer, expert});
+}
+
+size_t Checkpoint::index_of(Role role, int layer, int expert) const {
+  auto found = index_.find({role, layer, expert});
   if (found == index_.end() && role == Role::kHead && spec_.tied_head) {
-    found = index_.find({Role::kTokenEmbedding, -1});
+    found = index_.find({Role::kTokenEmbedding, -1, -1});
   }
   if (found == index_.end()) {
-    throw FormatError(fmt::format("{}: there is no {} in layer {}", path_, role_name(role), layer));
+    throw FormatError(fmt::format("{}: there is no {}{} in layer {}", path_, role_name(role),
+                                  expert < 0 ? "" : fmt::format(" of expert {}", expert), layer));
   }
   return found->second;
 }
 
-const TensorEntry& Checkpoint::entry(Role role, int layer) const {
-  return table_[index_of(role, layer)];
+const TensorEntry& Checkpoint::entry(Role role, int layer, int expert) const {
+  return table_[index_of(role, layer, expert)];
 }
 
-const StoredTensor& Checkpoint::stored(Role role, int layer) const {
-  return tensors_[index_of(role, layer)]->stored();
+const StoredTensor& Checkpoint::stored(Role role, int layer, int expert) const {
+  return tensors_[index_of(role, layer, expert)]->stored();
 }
 
-CheckpointMatrix Checkpoint::matrix(Role role, int layer) const {
-  const size_t index = index_of(role, layer);
+CheckpointMatrix Checkpoint::matrix(Role role, int layer, int expert) const {
+  const size_t index = index_of(role, layer, expert);
   const std::string& name =
       kind_ == CheckpointKind::kGguf ? table_[index].gguf_name : table_[index].hf_name;
   ASSAY_CHECK(table_[index].is_matrix());
@@ -304,7 +398,7 @@ CheckpointMatrix Checkpoint::matrix(Role role, int layer) const {
 }
 
 std::vector<float> Checkpoint::vector(Role role, int layer) const {
-  const size_t index = index_of(role, layer);
+  const size_t index = index_of(role, layer, -1);
   const TensorEntry& entry = table_[index];
   ASSAY_CHECK(!entry.is_matrix());
   const CheckpointMatrix matrix = tensors_[index]->load();
@@ -326,7 +420,11 @@ std::vector<float> Checkpoint::vector(Role role, int layer) const {
   const std::vector<int64_t> sources = huggingface_rows_of_gguf(entry);
   if (sources.empty()) return values;
   std::vector<float> ordered(values.size());
-  for (size_t i = 0; i < values.size(); ++i) ordered[static_cast<size_t>(sources[i])] = values[i];
+  const size_t width = values.size() / sources.size();
+  for (size_t row = 0; row < sources.size(); ++row) {
+    std::copy_n(values.data() + row * width, width,
+                ordered.data() + static_cast<size_t>(sources[row]) * width);
+  }
   return ordered;
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "convert/core/json.h"
@@ -26,12 +27,16 @@ struct CheckpointMatrix {
   WeightView view;
   /// Empty, or for each row r in Hugging Face order the row of `view` that holds it.
   std::vector<int64_t> row_order;
+  /// Columns in Hugging Face order from those of `view`.
+  ColumnOrder column_order = {};
   /// Owns what could not be viewed in place (GPTQ words transposed, unpacked zero points).
   std::shared_ptr<const std::vector<std::byte>> storage;
 
   int64_t source_row(int64_t row) const {
     return row_order.empty() ? row : row_order[static_cast<size_t>(row)];
   }
+  /// Columns per scale of read_integers(): those of `view`, or fewer where columns are moved.
+  int64_t group_size() const { return column_order.group_size(view.group_size); }
   void decode_row(int64_t row, std::span<float> out) const;
   void read_integers(int64_t row, IntegerRow& out) const;
 };
@@ -71,23 +76,32 @@ class Checkpoint {
   const Family& family() const { return *family_; }
   const ModelSpec& spec() const { return spec_; }
   const std::vector<TensorEntry>& tensors() const { return table_; }  // those present
-  /// config.json; null for GGUF.
+  /// config.json, or the text model's part of it; null for GGUF.
   const Json& config() const { return config_; }
   const Json& generation_config() const { return generation_config_; }
   const SafetensorsModel* safetensors() const { return safetensors_.get(); }
   const GgufFile* gguf() const { return gguf_.get(); }
+  /// Tensors of a folder that belong to other parts of a larger model (vision tower, prediction of
+  /// several tokens): nothing here runs them, and a GGUF file of the text model has none of them.
+  const std::vector<std::string>& left_out() const { return left_out_; }
   /// Things worth telling the user that do not stop a run (one line each).
   const std::vector<std::string>& warnings() const { return warnings_; }
 
-  bool has(Role role, int layer = -1) const;
-  const TensorEntry& entry(Role role, int layer = -1) const;
+  bool has(Role role, int layer = -1, int expert = -1) const;
+  const TensorEntry& entry(Role role, int layer = -1, int expert = -1) const;
   /// Type, group size and bytes, without reading the tensor. For a tied head those of the
   /// embedding.
-  const StoredTensor& stored(Role role, int layer = -1) const;
+  const StoredTensor& stored(Role role, int layer = -1, int expert = -1) const;
+  const StoredTensor& stored(const TensorEntry& entry) const {
+    return stored(entry.role, entry.layer, entry.expert);
+  }
   /// A 2-D tensor. The head of a tied model is the embedding. Throws FormatError if it is absent,
   /// or if a scale of a quantized matrix is not finite (or negative, W4A16): case B14. Values of
   /// plain matrices are checked where they are used.
-  CheckpointMatrix matrix(Role role, int layer = -1) const;
+  CheckpointMatrix matrix(Role role, int layer = -1, int expert = -1) const;
+  CheckpointMatrix matrix(const TensorEntry& entry) const {
+    return matrix(entry.role, entry.layer, entry.expert);
+  }
   /// A tensor of rank 1 or 3 (convolution), flat, widened to fp32, in the order of Hugging Face, as
   /// the ops use it (apply_transform of families/family.h).
   std::vector<float> vector(Role role, int layer = -1) const;
@@ -97,7 +111,8 @@ class Checkpoint {
   static std::shared_ptr<Checkpoint> open_folder(const std::string& path);
   static std::shared_ptr<Checkpoint> open_gguf(const std::string& path);
   void add(TensorEntry entry, std::unique_ptr<const TensorOnDisk> tensor);
-  size_t index_of(Role role, int layer) const;
+  void leave_out(const std::vector<std::string>& names);
+  size_t index_of(Role role, int layer, int expert) const;
 
   std::string path_;
   CheckpointKind kind_ = CheckpointKind::kHuggingFace;
@@ -105,10 +120,11 @@ class Checkpoint {
   ModelSpec spec_;
   std::vector<TensorEntry> table_;
   std::vector<std::unique_ptr<const TensorOnDisk>> tensors_;  // of each row of table_
-  std::map<std::pair<Role, int>, size_t> index_;
+  std::map<std::tuple<Role, int, int>, size_t> index_;        // role, layer, expert
   Json config_, generation_config_;
   std::unique_ptr<SafetensorsModel> safetensors_;
   std::unique_ptr<GgufFile> gguf_;
+  std::vector<std::string> left_out_;
   std::vector<std::string> warnings_;
 };
 

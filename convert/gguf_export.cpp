@@ -72,9 +72,9 @@ void for_each_rounded_row(
   });
 }
 
-NarrowingCounts count_narrowing(const CheckpointMatrix& matrix, const WeightFormat& format) {
+void count_narrowing(const CheckpointMatrix& matrix, const WeightFormat& format,
+                     NarrowingCounts& total) {
   const float smallest_normal = &format == &scalar_format(DType::kF16) ? 0x1p-14f : 0x1p-126f;
-  NarrowingCounts total;
   std::mutex mutex;
   for_each_rounded_row(
       matrix, format, [&](std::span<const float> values, std::span<const float> rounded) {
@@ -95,7 +95,6 @@ NarrowingCounts count_narrowing(const CheckpointMatrix& matrix, const WeightForm
         total.subnormal += counts.subnormal;
         total.nan += counts.nan;
       });
-  return total;
 }
 
 /// How many values of `matrix` are not the same after rounding to the scalar `format`.
@@ -193,11 +192,30 @@ void GgufExport::plan_tensors() {
     tensor.format = &scalar_format(DType::kF32);
     tensor.method = ExportMethod::kCompute;
     tensors_.push_back(std::move(tensor));
-    entries_.push_back(nullptr);
+    parts_.emplace_back();
     extra_of_.push_back(&extra);
   }
-  // A plain folder keeps the order of its files; the table's order serves all others.
-  std::vector<const TensorEntry*> entries;
+  for (Parts& parts : parts_in_file_order()) {
+    const TensorEntry& entry = *parts.front();
+    ExportTensor tensor;
+    tensor.name = entry.gguf_name;
+    tensor.source_name = checkpoint.stored(entry).scale_dtype || entry.expert < 0
+                             ? entry.hf_name
+                             : checkpoint.stored(entry).parts.front();
+    tensor.shape = gguf_shape(entry);
+    tensor.source_type = source_type_of(checkpoint.stored(entry));
+    plan_parts(parts, tensor);
+    tensors_.push_back(std::move(tensor));
+    parts_.push_back(std::move(parts));
+    extra_of_.push_back(nullptr);
+  }
+}
+
+/// A plain folder keeps the order of its files; the table's order serves all others. Stacked
+/// entries stand where the first of them does.
+std::vector<GgufExport::Parts> GgufExport::parts_in_file_order() const {
+  const Checkpoint& checkpoint = *checkpoint_;
+  Parts entries;
   for (const TensorEntry& entry : checkpoint.tensors()) entries.push_back(&entry);
   if (checkpoint.kind() == CheckpointKind::kHuggingFace) {
     std::map<std::string_view, size_t> position;
@@ -206,31 +224,53 @@ void GgufExport::plan_tensors() {
         position.emplace(entry.name, position.size());
       }
     }
+    const auto place = [&](const TensorEntry* entry) {
+      return position.at(checkpoint.stored(*entry).parts.front());
+    };
     std::stable_sort(entries.begin(), entries.end(),
-                     [&](const TensorEntry* a, const TensorEntry* b) {
-                       return position.at(a->hf_name) < position.at(b->hf_name);
-                     });
+                     [&](const auto* a, const auto* b) { return place(a) < place(b); });
   }
+  std::vector<Parts> out;
+  std::map<std::string_view, size_t> stacks;  // name in GGUF → position in `out`
   for (const TensorEntry* entry : entries) {
-    const StoredTensor& stored = checkpoint.stored(entry->role, entry->layer);
-    ExportTensor tensor;
-    tensor.name = entry->gguf_name;
-    tensor.source_name = entry->hf_name;
-    tensor.shape = gguf_shape(*entry);
-    tensor.source_type = source_type_of(stored);
-    if (!stored.act_order.empty()) {
-      plan_act_order(*entry, tensor);
-    } else if (stored.scale_dtype) {
-      plan_linear(*entry, tensor);
-    } else if (!entry->is_matrix()) {
-      plan_plain(*entry, &scalar_format(DType::kF32), tensor);
-    } else {
-      const bool quantized_model = checkpoint.kind() != CheckpointKind::kHuggingFace;
-      plan_plain(*entry, quantized_model ? options_.other_type : options_.type, tensor);
+    if (!entry->gguf_stack) {
+      out.push_back({entry});
+      continue;
     }
-    tensors_.push_back(std::move(tensor));
-    entries_.push_back(entry);
-    extra_of_.push_back(nullptr);
+    const auto [found, is_new] = stacks.emplace(entry->gguf_name, out.size());
+    if (is_new) out.emplace_back();
+    out[found->second].push_back(entry);
+  }
+  for (Parts& parts : out) {
+    if (parts.size() < 2) continue;
+    std::sort(parts.begin(), parts.end(), [](const auto* a, const auto* b) {
+      return a->gguf_stack->first_row < b->gguf_stack->first_row;
+    });
+  }
+  return out;
+}
+
+void GgufExport::plan_parts(const Parts& parts, ExportTensor& tensor) {
+  const TensorEntry& entry = *parts.front();
+  const StoredTensor& stored = checkpoint_->stored(entry);
+  for (const TensorEntry* part : parts) {
+    const StoredTensor& other = checkpoint_->stored(*part);
+    if (other.format == stored.format && other.group_size == stored.group_size) continue;
+    throw UnsupportedError(fmt::format(
+        "{}: GGUF holds \"{}\" and \"{}\" in one tensor, but one is stored as {}, the other as {}; "
+        "keep the folder, or quantize all experts of a layer alike",
+        checkpoint_->path(), entry.hf_name, part->hf_name, source_type_of(stored),
+        source_type_of(other)));
+  }
+  if (!stored.act_order.empty()) {
+    plan_act_order(parts, tensor);
+  } else if (stored.scale_dtype) {
+    plan_linear(parts, tensor);
+  } else if (!entry.is_matrix() || entry.role == Role::kRouter) {
+    plan_plain(parts, &scalar_format(DType::kF32), tensor);
+  } else {
+    const bool quantized_model = checkpoint_->kind() != CheckpointKind::kHuggingFace;
+    plan_plain(parts, quantized_model ? options_.other_type : options_.type, tensor);
   }
 }
 
@@ -248,28 +288,29 @@ void GgufExport::plan_mix() {
     list = std::move(sorted);
   };
   sort(tensors_);
-  sort(entries_);
+  sort(parts_);
   sort(extra_of_);
   plan_metadata();
   std::vector<const WeightFormat*> stored;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const TensorEntry* entry = entries_[i];
-    const bool as_stored = entry != nullptr && entry->is_matrix();
-    stored.push_back(as_stored ? checkpoint_->stored(entry->role, entry->layer).format
+    const bool as_stored = !parts_[i].empty() && parts_[i].front()->is_matrix() &&
+                           parts_[i].front()->role != Role::kRouter;
+    stored.push_back(as_stored ? checkpoint_->stored(*parts_[i].front()).format
                                : tensors_[i].format);
   }
   apply_mix(options_.mix, stored, options_.importance);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     ExportTensor& tensor = tensors_[i];
-    const TensorEntry* entry = entries_[i];
     const bool act_order =
-        entry != nullptr && !checkpoint_->stored(entry->role, entry->layer).act_order.empty();
+        !parts_[i].empty() && !checkpoint_->stored(*parts_[i].front()).act_order.empty();
     if (act_order && tensor.method == ExportMethod::kQuantize) {
       tensor.method = ExportMethod::kRequantize;
     }
     if (tensor.method == ExportMethod::kRound) {
-      tensor.narrowing =
-          count_narrowing(checkpoint_->matrix(entry->role, entry->layer), *tensor.format);
+      tensor.narrowing = {};
+      for (const TensorEntry* part : parts_[i]) {
+        count_narrowing(checkpoint_->matrix(*part), *tensor.format, tensor.narrowing);
+      }
     } else if (tensor.method == ExportMethod::kRequantize) {
       losses_.push_back(fmt::format("{} ({}) as {}", in_quotes(tensor.source_name),
                                     tensor.source_type, tensor.format->name()));
@@ -277,9 +318,9 @@ void GgufExport::plan_mix() {
   }
 }
 
-void GgufExport::plan_plain(const TensorEntry& entry, const WeightFormat* wanted,
-                            ExportTensor& tensor) {
-  const WeightFormat& source = *checkpoint_->stored(entry.role, entry.layer).format;
+void GgufExport::plan_plain(const Parts& parts, const WeightFormat* wanted, ExportTensor& tensor) {
+  const TensorEntry& entry = *parts.front();
+  const WeightFormat& source = *checkpoint_->stored(entry).format;
   if (wanted == nullptr) wanted = &source;
   tensor.format = &format_for_rows(*wanted, entry.shape.back());
   if (tensor.format != wanted) {
@@ -294,37 +335,94 @@ void GgufExport::plan_plain(const TensorEntry& entry, const WeightFormat* wanted
     tensor.method = ExportMethod::kWiden;
   } else {
     tensor.method = ExportMethod::kRound;
-    tensor.narrowing =
-        count_narrowing(checkpoint_->matrix(entry.role, entry.layer), *tensor.format);
+    for (const TensorEntry* part : parts) {
+      count_narrowing(checkpoint_->matrix(*part), *tensor.format, tensor.narrowing);
+    }
   }
 }
 
-void GgufExport::plan_linear(const TensorEntry& entry, ExportTensor& tensor) {
-  const CheckpointMatrix matrix = checkpoint_->matrix(entry.role, entry.layer);
+CheckpointMatrix GgufExport::matrix_of(const TensorEntry& entry) const {
+  CheckpointMatrix matrix = checkpoint_->matrix(entry);
+  matrix.column_order = gguf_columns_of_huggingface(entry);
+  return matrix;
+}
+
+std::vector<CheckpointMatrix> GgufExport::matrices_of(const Parts& parts) const {
+  std::vector<CheckpointMatrix> matrices;
+  for (const TensorEntry* part : parts) matrices.push_back(matrix_of(*part));
+  return matrices;
+}
+
+namespace {
+
+/// What moving the codes of all of them would change.
+RepackCheck check_repack(std::span<const CheckpointMatrix> matrices, const WeightFormat& target) {
+  RepackCheck all;
+  for (const CheckpointMatrix& matrix : matrices) {
+    const RepackCheck check = check_repack(matrix, target);
+    all.n_groups += check.n_groups;
+    all.n_rounded += check.n_rounded;
+    all.n_impossible += check.n_impossible;
+    if (all.first.empty()) all.first = check.first;
+  }
+  return all;
+}
+
+std::vector<const WeightFormat*> exact_repack_formats(std::span<const CheckpointMatrix> matrices) {
+  std::vector<const WeightFormat*> formats = exact_repack_formats(matrices.front());
+  std::erase_if(formats, [&](const WeightFormat* format) {
+    return !check_repack(matrices, *format).exact();
+  });
+  return formats;
+}
+
+/// The largest of what each of them needs; F32 if one fits into none.
+const WeightFormat* smallest_format_for_codes(std::span<const CheckpointMatrix> matrices) {
+  const WeightFormat* largest = nullptr;
+  for (const CheckpointMatrix& matrix : matrices) {
+    const WeightFormat* format = smallest_format_for_codes(matrix);
+    if (format == nullptr) return &scalar_format(DType::kF32);
+    if (largest == nullptr || bits_per_weight(*format, 0, {}) > bits_per_weight(*largest, 0, {})) {
+      largest = format;
+    }
+  }
+  return largest;
+}
+
+int64_t count_changed(std::span<const CheckpointMatrix> matrices, const WeightFormat& format) {
+  int64_t changed = 0;
+  for (const CheckpointMatrix& matrix : matrices) changed += count_changed(matrix, format);
+  return changed;
+}
+
+}  // namespace
+
+void GgufExport::plan_linear(const Parts& parts, ExportTensor& tensor) {
+  const TensorEntry& entry = *parts.front();
+  const std::vector<CheckpointMatrix> matrices = matrices_of(parts);
   const WeightFormat* wanted = options_.type;
   if (wanted == nullptr) {
-    const std::vector<const WeightFormat*> exact = exact_repack_formats(matrix);
+    const std::vector<const WeightFormat*> exact = exact_repack_formats(matrices);
     if (!exact.empty()) {
       tensor.format = exact.front();
       tensor.method = ExportMethod::kMoveCodes;
       return;
     }
-    wanted = smallest_format_for_codes(matrix);
-    if (wanted == nullptr) wanted = &scalar_format(DType::kF32);
+    wanted = smallest_format_for_codes(matrices);
   }
-  const RepackCheck check = check_repack(matrix, *wanted);
+  const RepackCheck check = check_repack(matrices, *wanted);
   tensor.format = &format_for_rows(*wanted, entry.shape.back());
   if (wanted->can_repack() && check.exact()) {
     tensor.method = ExportMethod::kMoveCodes;
     return;
   }
   if (is_scalar(*wanted)) {
-    const int64_t changed = count_changed(matrix, *wanted);
+    const int64_t changed = count_changed(matrices, *wanted);
     if (changed == 0) {
       tensor.method = ExportMethod::kWiden;
       return;
     }
-    tensor.note = fmt::format("{} of {} values are no {} values", changed, n_elements(entry.shape),
+    tensor.note = fmt::format("{} of {} values are no {} values", changed, n_elements(tensor.shape),
                               wanted->name());
   } else {
     tensor.note = check.first;
@@ -336,7 +434,7 @@ void GgufExport::plan_linear(const TensorEntry& entry, ExportTensor& tensor) {
   tensor.method = wanted->can_repack() && check.n_impossible == 0 ? ExportMethod::kRoundScales
                                                                   : ExportMethod::kRequantize;
   std::string alternatives;
-  for (const WeightFormat* format : exact_repack_formats(matrix)) {
+  for (const WeightFormat* format : exact_repack_formats(matrices)) {
     alternatives += fmt::format("{}{}", alternatives.empty() ? "" : ", ", format->name());
   }
   losses_.push_back(fmt::format("\"{}\" ({}) in {}: {}; exact: {}", entry.hf_name,
@@ -345,17 +443,18 @@ void GgufExport::plan_linear(const TensorEntry& entry, ExportTensor& tensor) {
 }
 
 /// No block of GGUF has columns of several groups: the values themselves go into the file.
-void GgufExport::plan_act_order(const TensorEntry& entry, ExportTensor& tensor) {
-  const CheckpointMatrix matrix = checkpoint_->matrix(entry.role, entry.layer);
+void GgufExport::plan_act_order(const Parts& parts, ExportTensor& tensor) {
+  const TensorEntry& entry = *parts.front();
+  const std::vector<CheckpointMatrix> matrices = matrices_of(parts);
   const WeightFormat* wanted = options_.type;
   if (wanted == nullptr) {
     for (const DType dtype : {DType::kBF16, DType::kF16, DType::kF32}) {
       wanted = &scalar_format(dtype);
-      if (count_changed(matrix, *wanted) == 0) break;
+      if (count_changed(matrices, *wanted) == 0) break;
     }
   }
   tensor.format = &format_for_rows(*wanted, entry.shape.back());
-  const int64_t changed = is_scalar(*wanted) ? count_changed(matrix, *wanted) : 1;
+  const int64_t changed = is_scalar(*wanted) ? count_changed(matrices, *wanted) : 1;
   if (changed == 0) {
     tensor.method = ExportMethod::kWiden;
     return;
@@ -396,9 +495,11 @@ uint32_t GgufExport::file_type() const {
   if (options_.mix.mix != nullptr) return options_.mix.mix->file_type;
   std::map<uint32_t, int64_t> values_of_type;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const TensorEntry* entry = entries_[i];
-    if (entry == nullptr || entry->layer < 0 || entry->shape.size() != 2) continue;
-    values_of_type[tensors_[i].format->gguf_file_type().value_or(0)] += n_elements(entry->shape);
+    if (parts_[i].empty()) continue;
+    const TensorEntry& entry = *parts_[i].front();
+    if (entry.layer < 0 || !entry.is_matrix()) continue;
+    values_of_type[tensors_[i].format->gguf_file_type().value_or(0)] +=
+        n_elements(tensors_[i].shape);
   }
   const auto most =
       std::max_element(values_of_type.begin(), values_of_type.end(),
@@ -426,31 +527,49 @@ void GgufExport::plan_metadata() {
 
 void GgufExport::write_tensor(size_t index,
                               const std::function<void(std::span<const std::byte>)>& sink) {
-  ExportTensor& tensor = tensors_[index];
-  const TensorEntry* entry = entries_[index];
-  if (entry == nullptr) {
+  if (parts_[index].empty()) {
     sink(std::as_bytes(std::span(extra_of_[index]->values)));
     return;
   }
-  if (!entry->is_matrix()) {
-    std::vector<float> values = checkpoint_->vector(entry->role, entry->layer);
-    const std::vector<int64_t> rows = huggingface_rows_of_gguf(*entry);
+  const TensorEntry& entry = *parts_[index].front();
+  if (!entry.is_matrix()) {
+    std::vector<float> values = checkpoint_->vector(entry.role, entry.layer);
+    const std::vector<int64_t> rows = huggingface_rows_of_gguf(entry);
     std::vector<float> ordered = values;
-    for (size_t i = 0; i < rows.size(); ++i) ordered[i] = values[static_cast<size_t>(rows[i])];
+    const size_t width = rows.empty() ? 0 : values.size() / rows.size();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::copy_n(values.data() + static_cast<size_t>(rows[i]) * width, width,
+                  ordered.data() + i * width);
+    }
     sink(std::as_bytes(std::span(ordered)));
     return;
   }
-  const CheckpointMatrix matrix = checkpoint_->matrix(entry->role, entry->layer);
-  const std::vector<int64_t> order = huggingface_rows_of_gguf(*entry);
+  tensors_[index].n_changed = 0;
+  for (const TensorEntry* part : parts_[index]) {
+    write_matrix(index, *part, sink);
+  }
+}
+
+void GgufExport::write_matrix(size_t index, const TensorEntry& entry,
+                              const std::function<void(std::span<const std::byte>)>& sink) {
+  ExportTensor& tensor = tensors_[index];
+  const CheckpointMatrix matrix = matrix_of(entry);
+  const std::vector<int64_t> order = huggingface_rows_of_gguf(entry);
   const auto source_row = [&](int64_t row) {
     return order.empty() ? row : order[static_cast<size_t>(row)];
   };
   const uint64_t row_bytes = tensor.format->row_bytes(matrix.view.columns);
+  // gate and up of one expert may be two parts with one importance.
+  const int64_t importance_part = std::max(0, entry.expert);
+  ExportTensor how = tensor;
+  // Bytes are copied row by row; moved columns go through their values, which is as exact.
+  const bool moves_columns = !matrix.column_order.empty();
+  if (moves_columns && how.method == ExportMethod::kCopy) how.method = ExportMethod::kWiden;
   RowWriter writer(
-      tensor,
+      how,
       {.rows = matrix.view.rows,
        .columns = matrix.view.columns,
-       .group_size = matrix.view.group_size,
+       .group_size = matrix.group_size(),
        .bytes =
            [&](int64_t row) {
              const auto at = static_cast<size_t>(matrix.source_row(source_row(row)));
@@ -460,10 +579,10 @@ void GgufExport::write_tensor(size_t index,
                      std::span<float> out) { matrix.decode_row(source_row(row), out); },
        .integers = [&](int64_t row,
                        IntegerRow& out) { matrix.read_integers(source_row(row), out); },
-       .importance = [&](int64_t) { return importance_of(index, 0); }},
+       .importance = [&](int64_t) { return importance_of(index, importance_part); }},
       options_.allow_infinite);
   writer.run(sink);
-  tensor.n_changed = writer.n_changed();
+  tensor.n_changed += writer.n_changed();
 }
 
 }  // namespace assay

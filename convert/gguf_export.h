@@ -43,19 +43,29 @@ class GgufExport : public GgufPlan {
 
  private:
   void plan_tensors();
-  void plan_linear(const TensorEntry& entry, ExportTensor& tensor);
-  void plan_act_order(const TensorEntry& entry, ExportTensor& tensor);
-  void plan_plain(const TensorEntry& entry, const WeightFormat* wanted, ExportTensor& tensor);
+  /// Entries that one tensor of the file holds, one after the other: a single one, or all experts.
+  using Parts = std::vector<const TensorEntry*>;
+
+  /// Rows as in the folder, columns as in GGUF.
+  CheckpointMatrix matrix_of(const TensorEntry& entry) const;
+  std::vector<CheckpointMatrix> matrices_of(const Parts& parts) const;
+  std::vector<Parts> parts_in_file_order() const;
+  void plan_parts(const Parts& parts, ExportTensor& tensor);
+  void plan_linear(const Parts& parts, ExportTensor& tensor);
+  void plan_act_order(const Parts& parts, ExportTensor& tensor);
+  void plan_plain(const Parts& parts, const WeightFormat* wanted, ExportTensor& tensor);
   void plan_mix();
   void refuse_losses() const;
   void plan_metadata();
   uint32_t file_type() const;
+  void write_matrix(size_t index, const TensorEntry& entry,
+                    const std::function<void(std::span<const std::byte>)>& sink);
   void write_tensor(size_t index,
                     const std::function<void(std::span<const std::byte>)>& sink) override;
 
   std::shared_ptr<const Checkpoint> checkpoint_;
   GgufExportOptions options_;
-  std::vector<const TensorEntry*> entries_;       // of each of tensors_; nullptr if computed
+  std::vector<Parts> parts_;                      // of each of tensors_; empty if computed
   std::vector<const GgufExtraTensor*> extra_of_;  // of each of tensors_; nullptr if stored
   std::vector<GgufExtraTensor> extras_;
   std::vector<std::string> losses_;  // one line per tensor that would change

@@ -16,6 +16,7 @@ namespace {
 
 // Token types of GGUF (architectures.md §8.4).
 constexpr int32_t kNormal = 1;
+constexpr int32_t kUnknown = 2;
 constexpr int32_t kControl = 3;
 constexpr int32_t kUserDefined = 4;
 constexpr int32_t kUnused = 5;
@@ -39,8 +40,22 @@ bool is_byte_token(std::string_view token) {
          std::isxdigit(static_cast<unsigned char>(token[4])) != 0;
 }
 
-/// Tokens and their types, one for each row of the embedding; scores where there is no split rule.
-void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, bool is_gemma,
+/// Scores that make a reader of the vocabulary "llama" merge in the order of `merges`: it joins the
+/// pair whose token has the highest score, so a token scores the lower the later it is made.
+std::vector<float> scores_of_merges(const Tokenizer& tokenizer, int64_t vocab_size) {
+  const std::vector<std::pair<std::string, std::string>> merges = tokenizer.merges();
+  std::vector<float> scores(static_cast<size_t>(vocab_size), -static_cast<float>(merges.size()));
+  for (size_t rank = merges.size(); rank-- > 0;) {  // the first merge that makes a token counts
+    const std::optional<int32_t> id = tokenizer.id_of(merges[rank].first + merges[rank].second);
+    if (id) scores[static_cast<size_t>(*id)] = -static_cast<float>(rank);
+  }
+  return scores;
+}
+
+/// Tokens and their types, one for each row of the embedding. `has_bytes`: a vocabulary of pieces
+/// of text, with tokens for bytes beside them.
+void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, bool has_bytes,
+                const std::optional<std::string>& unknown, std::vector<float> scores,
                 GgufMetadata& metadata) {
   std::map<int32_t, bool> added;  // id → control
   for (const AddedToken& token : tokenizer.added_tokens()) {
@@ -58,16 +73,14 @@ void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, bool is_gemma,
     tokens.push_back(*token);
     const auto found = added.find(id);
     if (found == added.end()) {
-      types.push_back(is_gemma && is_byte_token(*token) ? kByte : kNormal);
+      types.push_back(has_bytes && is_byte_token(*token) ? kByte : kNormal);
     } else {
       types.push_back(found->second ? kControl : kUserDefined);
     }
+    if (token == unknown) types.back() = kUnknown;
   }
   metadata.set("tokenizer.ggml.tokens", GgufArray{std::move(tokens)});
-  if (is_gemma) {
-    metadata.set("tokenizer.ggml.scores",
-                 GgufArray{std::vector<float>(static_cast<size_t>(vocab_size), kGemmaScore)});
-  }
+  if (!scores.empty()) metadata.set("tokenizer.ggml.scores", GgufArray{std::move(scores)});
   metadata.set("tokenizer.ggml.token_type", GgufArray{std::move(types)});
 }
 
@@ -180,20 +193,30 @@ void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder
                     tokenizer.vocab_size() - 1, spec.vocab_size));
   }
   const std::string_view model = find_family(spec.family).gguf_vocabulary;
-  const bool is_gemma = model == "gemma4";
-  const std::optional<std::string> split_rule = pre ? pre : tokenizer.gguf_pre();
-  if (!split_rule && !is_gemma) {
+  const bool is_gemma4 = model == "gemma4";
+  const bool is_llama = model == "llama";
+  const bool has_bytes = is_gemma4 || is_llama;
+  std::optional<std::string> split_rule = pre ? pre : tokenizer.gguf_pre();
+  if (is_llama) split_rule = pre.value_or("default");
+  if (!split_rule && !is_gemma4) {
     throw UnsupportedError(folder +
                            "/tokenizer.json: GGUF has no name for this split rule; --pre NAME "
                            "writes the one of a reader that has the same rule");
   }
   metadata.set("tokenizer.ggml.model", std::string(model));
-  if (!is_gemma) metadata.set("tokenizer.ggml.pre", *split_rule);
-  add_tokens(tokenizer, spec.vocab_size, is_gemma, metadata);
-  add_merges(tokenizer, metadata);
-  add_special_ids(tokenizer, read_object_if_there(folder + "/tokenizer_config.json"), spec,
-                  metadata);
-  if (is_gemma) metadata.set("tokenizer.ggml.add_space_prefix", false);
+  if (!is_gemma4) metadata.set("tokenizer.ggml.pre", *split_rule);
+  const Json config = read_object_if_there(folder + "/tokenizer_config.json");
+  std::vector<float> scores;
+  std::optional<std::string> unknown;
+  if (is_gemma4) scores.assign(static_cast<size_t>(spec.vocab_size), kGemmaScore);
+  if (is_llama) {
+    scores = scores_of_merges(tokenizer, spec.vocab_size);
+    if (const auto id = special_id(tokenizer, config, "unk_token")) unknown = tokenizer.token(*id);
+  }
+  add_tokens(tokenizer, spec.vocab_size, has_bytes, unknown, std::move(scores), metadata);
+  if (!is_llama) add_merges(tokenizer, metadata);
+  add_special_ids(tokenizer, config, spec, metadata);
+  if (has_bytes) metadata.set("tokenizer.ggml.add_space_prefix", false);
   add_chat_templates(read_chat_templates(folder), metadata);
 }
 

@@ -130,7 +130,7 @@ void HfExport::add_matrix(const TensorEntry& entry) {
   tensors_.push_back({.name = entry.hf_name,
                       .shape = entry.shape,
                       .dtype = options_.dtype,
-                      .source_type = source_type_of(checkpoint_->stored(entry.role, entry.layer)),
+                      .source_type = source_type_of(checkpoint_->stored(entry)),
                       .n_values = n_elements(entry.shape)});
   sources_.push_back({.entry = &entry});
 }
@@ -139,7 +139,7 @@ void HfExport::add_vector(const TensorEntry& entry) {
   HfTensor tensor{.name = entry.hf_name,
                   .shape = entry.shape,
                   .dtype = options_.dtype,
-                  .source_type = source_type_of(checkpoint_->stored(entry.role, entry.layer)),
+                  .source_type = source_type_of(checkpoint_->stored(entry)),
                   .n_values = n_elements(entry.shape)};
   std::vector<float> values =
       invert_transform(entry.gguf_transform, checkpoint_->vector(entry.role, entry.layer),
@@ -155,7 +155,7 @@ void HfExport::add_vector(const TensorEntry& entry) {
 void HfExport::plan_folder() {
   std::set<std::string, std::less<>> parts;
   for (const TensorEntry& entry : checkpoint_->tensors()) {
-    const StoredTensor& stored = checkpoint_->stored(entry.role, entry.layer);
+    const StoredTensor& stored = checkpoint_->stored(entry);
     if (!stored.scale_dtype && stored.act_order.empty()) continue;
     const std::string module = entry.module_name() + ".";
     for (const std::string& name : checkpoint_->safetensors()->names()) {
@@ -216,7 +216,7 @@ uint64_t HfExport::weight_bytes() const {
 void HfExport::write_matrix(size_t index, const Sink& sink) {
   HfTensor& tensor = tensors_[index];
   const TensorEntry& entry = *sources_[index].entry;
-  const CheckpointMatrix matrix = checkpoint_->matrix(entry.role, entry.layer);
+  const CheckpointMatrix matrix = checkpoint_->matrix(entry);
   const auto columns = static_cast<size_t>(matrix.view.columns);
   const WeightFormat& format = scalar_format(tensor.dtype);
   const auto row_bytes = static_cast<size_t>(format.row_bytes(matrix.view.columns));

@@ -76,14 +76,14 @@ void add_model_tensors(Side& side, bool by_role) {
   const Checkpoint& checkpoint = *side.checkpoint;
   const bool is_gguf = checkpoint.kind() == CheckpointKind::kGguf;
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    const StoredTensor& stored = checkpoint.stored(entry);
     ComparedTensor tensor;
     tensor.name = is_gguf ? entry.gguf_name : entry.hf_name;
     tensor.type = stored.act_order.empty() ? std::string(stored.format->name()) : stored.act_order;
     if (stored.scale_dtype) tensor.type += fmt::format(" group {}", stored.group_size);
     tensor.shape = entry.shape;
     tensor.open = [&checkpoint, &entry] {
-      return entry.is_matrix() ? rows_of_matrix(checkpoint.matrix(entry.role, entry.layer))
+      return entry.is_matrix() ? rows_of_matrix(checkpoint.matrix(entry))
                                : rows_of_values(checkpoint.vector(entry.role, entry.layer));
     };
     std::string key =

@@ -42,6 +42,8 @@ struct AttentionSpec {
   bool k_is_v = false;   // one projection gives k and v
   bool output_gate =
       false;  // q_proj gives, per head, query and gate; the result times sigmoid(gate)
+  std::optional<int>
+      kv_source;  // layer whose keys and values this one reads; it has none of its own
 };
 
 /// Gated DeltaNet in place of attention. Source: architectures.md §7.5, arithmetic.md §6.
@@ -60,9 +62,22 @@ struct DeltaNetSpec {
 enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 struct MlpSpec {
-  int64_t intermediate_size = 0;
+  int64_t intermediate_size = 0;  // 0: there is none
   bool bias = false;
   Activation activation = Activation::kSilu;
+};
+
+/// Experts: small MLPs of which a router chooses a few for each token; ops/route.h. Source:
+/// architectures.md §4.2, §6.3.
+struct MoeSpec {
+  int n_experts = 0;
+  int top_k = 0;
+  int64_t intermediate_size = 0;  // of one expert
+  Activation activation = Activation::kSilu;
+  bool normalize = true;  // weights of the chosen experts are divided by their sum
+  /// The router and the experts read the residual stream through norms of their own, and an MLP
+  /// runs beside them; both have a norm behind them.
+  bool beside_mlp = false;
 };
 
 /// One decoder layer, as data. The runtime builds its ops from this alone; it never asks for a
@@ -71,6 +86,7 @@ struct LayerSpec {
   AttentionSpec attention;
   std::optional<DeltaNetSpec> delta_net;  // then there is no attention
   MlpSpec mlp;
+  std::optional<MoeSpec> moe;
   bool sandwich_norms = false;  // a norm behind attention and MLP, too, before the residual sum
   bool output_scale = false;    // the residual stream is multiplied by a stored number at the end
 };
@@ -85,7 +101,9 @@ struct ModelSpec {
   bool tied_head = false;
   std::optional<double> embedding_scale;  // rows of the embedding times this, rounded to fp32
   std::optional<double> final_softcap;    // logits become c·tanh(logit / c)
-  DType source_dtype = DType::kBF16;      // dtype of the checkpoint's weights
+  /// Values that each layer gets for each token beside the residual stream; 0: none.
+  int64_t per_layer_input_size = 0;
+  DType source_dtype = DType::kBF16;  // dtype of the checkpoint's weights
   std::vector<LayerSpec> layers;
   std::optional<int32_t> bos_id;
   std::vector<int32_t> stop_ids;  // union of config and generation_config (case B54), ascending

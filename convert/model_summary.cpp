@@ -213,7 +213,7 @@ void add_weights(const Checkpoint& checkpoint, Json& summary) {
   int64_t values = 0;
   uint64_t bytes = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    const StoredTensor& stored = checkpoint.stored(entry);
     std::string type(stored.act_order.empty() ? stored.format->name() : stored.act_order);
     if (stored.scale_dtype) {
       type +=
@@ -336,7 +336,7 @@ void add_tokenizer(const std::string& path, const GgufFile* gguf, Json& summary,
 int64_t linears_beyond_marlin(const Checkpoint& checkpoint) {
   int64_t n = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    const StoredTensor& stored = checkpoint.stored(entry);
     const bool group_fits = stored.group_size == 32 || stored.group_size == 64 ||
                             stored.group_size == 128 || stored.group_size == entry.shape.back();
     const bool fits = entry.shape.front() % 64 == 0 && entry.shape.back() % 128 == 0 && group_fits;
@@ -353,7 +353,7 @@ Json engines_json(const Checkpoint& checkpoint) {
   };
   bool symmetric = true, act_order = false;
   for (const TensorEntry& entry : checkpoint.tensors()) {
-    const StoredTensor& stored = checkpoint.stored(entry.role, entry.layer);
+    const StoredTensor& stored = checkpoint.stored(entry);
     act_order |= !stored.act_order.empty();
     if (stored.scale_dtype) symmetric &= !stored.format->name().ends_with("ASYM");
   }
@@ -433,7 +433,7 @@ void check_values(const Checkpoint& checkpoint, Json& problems) {
           checkpoint.vector(entry.role, entry.layer);
           continue;
         }
-        const CheckpointMatrix matrix = checkpoint.matrix(entry.role, entry.layer);
+        const CheckpointMatrix matrix = checkpoint.matrix(entry);
         for (int64_t row = 0; row < matrix.view.rows && fault.empty(); ++row) {
           if (const auto found = matrix.view.format->find_fault(matrix.view, row)) {
             fault = fmt::format("\"{}\", row {}: {}", entry.hf_name, row, *found);

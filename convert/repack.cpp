@@ -12,29 +12,30 @@ namespace assay {
 RepackCheck check_repack(const CheckpointMatrix& matrix, const WeightFormat& target) {
   const WeightView& view = matrix.view;
   const int bits = view.format->code_bits();
-  const int64_t n_groups = view.n_groups();
+  const int64_t block = target.block_columns(), group_size = matrix.group_size();
+  const int64_t n_groups = (view.columns + group_size - 1) / group_size;  // columns in their places
   ASSAY_CHECK(view.format->fold() == Fold::kGroup && !view.scales.bytes.empty());
   RepackCheck check;
   check.n_groups = view.rows * n_groups;
-  const int64_t block = target.block_columns();
   const bool whole_blocks =
-      view.group_size % block == 0 || (view.group_size % target.repack_columns() == 0 &&
-                                       block % view.group_size == 0 && view.columns % block == 0);
+      group_size % block == 0 || (group_size % target.repack_columns() == 0 &&
+                                  block % group_size == 0 && view.columns % block == 0);
   if (!target.can_repack() || view.columns % block != 0 || !whole_blocks) {
     check.n_impossible = check.n_groups;
-    check.first = target.can_repack()
-                      ? fmt::format("groups of {} columns do not hold whole blocks of {}",
-                                    view.group_size, target.block_columns())
-                      : fmt::format("codes cannot be moved into {}", target.name());
+    check.first =
+        target.can_repack()
+            ? fmt::format("groups of {} columns do not hold whole blocks of {}", group_size, block)
+            : fmt::format("codes cannot be moved into {}", target.name());
     return check;
   }
-  const int64_t n_together = std::max<int64_t>(1, block / view.group_size);  // groups
+  const int64_t n_together = std::max<int64_t>(1, block / group_size);  // groups
   std::vector<float> scales(static_cast<size_t>(n_together));
   std::vector<int32_t> zeros(scales.size(), 1 << (bits - 1));
   for (int64_t row = 0; row < view.rows; ++row) {
     for (int64_t g = 0; g < n_groups; g += n_together) {
       for (int64_t i = 0; i < n_together; ++i) {
-        const int64_t index = row * n_groups + g + i;
+        const int64_t column = matrix.column_order.source_column((g + i) * group_size);
+        const int64_t index = row * view.n_groups() + column / view.group_size;
         scales[static_cast<size_t>(i)] = scalar_at(view.scales, index);
         if (view.zero_points.empty()) continue;
         zeros[static_cast<size_t>(i)] = view.zero_points[static_cast<size_t>(index)];

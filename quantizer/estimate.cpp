@@ -169,6 +169,11 @@ double segment_seconds(const Program& program, const Segment& segment, const Rat
     if (const auto* linear = std::get_if<LinearOp>(&op.kind)) {
       const MatrixSlot& slot = program.matrices[static_cast<size_t>(linear->matrix)];
       seconds += n_tokens * static_cast<double>(slot.out_features * slot.in_features) / linear_rate;
+    } else if (const auto* experts = std::get_if<ExpertLinearOp>(&op.kind)) {
+      const MatrixSlot& slot = program.matrices[static_cast<size_t>(experts->first_matrix)];
+      const auto used = program.registers[static_cast<size_t>(experts->ids.index)].columns;
+      seconds +=
+          n_tokens * static_cast<double>(used * slot.out_features * slot.in_features) / linear_rate;
     } else if (const auto* attention = std::get_if<AttentionOp>(&op.kind)) {
       const int64_t seen =
           std::min(window_length / 2 + 1, attention->sliding_window.value_or(window_length));
@@ -204,7 +209,11 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
   const double candidates = plan.quantize.scale_search == ScaleSearch::kHessianGrid ? 21.0 : 0.0;
   for (const CaptureStop& stop : cut.stops) {
     const auto n = static_cast<double>(stop.columns);
-    if (plan.calibrated) {
+    const auto& moe = plan.program.spec.layers[static_cast<size_t>(layer)].moe;
+    if (plan.calibrated && stop.routes.index >= 0) {  // one Hessian per expert
+      cost.gram += n_tokens * moe->top_k * n * n / 2.0 / rates.gram;
+      cost.factor += moe->n_experts * n * n * n / 3.0 / rates.factor;
+    } else if (plan.calibrated) {
       cost.gram += n_tokens * n * n / 2.0 / rates.gram * (plan.two_streams() ? 3.0 : 1.0);
       cost.factor += n * n * n / 3.0 / rates.factor;
     }
@@ -273,13 +282,15 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
 
   if (plan.calibrated) {
     // The stream into the next layer is written before the one before it is removed.
-    out.state_bytes +=
-        (plan.two_streams() ? 4 : 2) *
-        register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
-                       n_tokens);
-    out.state_bytes +=
-        4 * register_bytes(plan.program.registers[static_cast<size_t>(plan.program.residual.index)],
-                           options.held_out_windows * window_length);
+    uint64_t most_live = 0, most_held_out = 0;
+    for (const OpRange& layer : plan.program.layers) {
+      std::set<int> live;
+      for (const Register r : live_before(plan.program, layer.begin)) live.insert(r.index);
+      most_live = std::max(most_live, held_bytes(plan.program, live, n_tokens));
+      most_held_out = std::max(
+          most_held_out, held_bytes(plan.program, live, options.held_out_windows * window_length));
+    }
+    out.state_bytes += (plan.two_streams() ? 4 : 2) * most_live + 4 * most_held_out;
   }
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;

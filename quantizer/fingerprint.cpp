@@ -46,6 +46,7 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
       .set("option kv_type", kv_type_name(options.kv_type))
       .set("option format", plan.layout->name)
       .set("option skip", skip)
+      .set("option min_expert_tokens", options.min_expert_tokens)
       .set("option shard_size", options.max_shard_bytes);
   if (options.held_out_windows > 0) out.set("option held_out_windows", options.held_out_windows);
   if (options.per_module != PerModule::kNothing) {

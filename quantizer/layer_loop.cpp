@@ -1,7 +1,10 @@
 #include "quantizer/layer_loop.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <utility>
 
 #include "convert/core/error.h"
@@ -241,7 +244,8 @@ void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
 
 void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
-  for (const CaptureStop& stop : cut.stops) solve_linears(stop, {}, nullptr, report, false);
+  for (const CaptureStop& stop : cut.stops)
+    solve_linears(stop.matrices, {}, nullptr, report, false);
 }
 
 void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
@@ -263,6 +267,10 @@ void LayerLoop::forward_plain(const LayerPlan& cut, size_t segment, LayerReport&
 void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t s,
                            LayerReport& report, bool want_packed) {
   const CaptureStop& stop = cut.stops[s];
+  if (stop.routes.index >= 0) {
+    solve_experts(walk, cut, s, report, want_packed);
+    return;
+  }
   const std::string name = module_name(stop.matrices.front());
   const StageCost cost = cost_of(cut.layer);
   const auto n_stops = static_cast<double>(cut.stops.size());
@@ -284,21 +292,74 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   const Calibration known = products.calibration();
   Calibration unknown;
   if (held_out) unknown = held_out->calibration();
-  solve_linears(stop, known, held_out ? &unknown : nullptr, report, want_packed);
+  solve_linears(stop.matrices, known, held_out ? &unknown : nullptr, report, want_packed);
   meter_.end();
 }
 
-void LayerLoop::solve_linears(const CaptureStop& stop, Calibration calibration,
+// Experts are aimed at their own weights: the two streams may send a token to different ones, so
+// that there is no drift of an expert's inputs.
+void LayerLoop::solve_experts(const StreamWalk& walk, const LayerPlan& cut, size_t s,
+                              LayerReport& report, bool want_packed) {
+  const CaptureStop& stop = cut.stops[s];
+  std::map<int, std::vector<int>> experts;  // matrices of each
+  for (const int matrix : stop.matrices) {
+    experts[plan_.program.matrices[static_cast<size_t>(matrix)].expert].push_back(matrix);
+  }
+  const std::vector<int64_t> counts = walk.routed_counts(
+      stop, plan_.program.spec.layers[static_cast<size_t>(cut.layer)].moe->n_experts);
+  if (stop.slots == 1) tell_starved(cut.layer, module_name(stop.matrices.front()), counts);
+  const StageCost cost = cost_of(cut.layer);
+  meter_.begin((cost.gram + cost.factor + cost.solve) / static_cast<double>(cut.stops.size()),
+               label(cut.layer, "experts"));
+  size_t n_done = 0;
+  for (const auto& [expert, matrices] : experts) {
+    const int64_t n_tokens = counts[static_cast<size_t>(expert)];
+    const std::string name = module_name(matrices.front());
+    const bool too_few = n_tokens < options_.min_expert_tokens;
+    const auto begin = Clock::now();
+    std::optional<Hessian> hessian;
+    if (n_tokens > 0) hessian = walk.routed_hessian(stop, expert, name);
+    report.seconds.gram += seconds_since(begin);
+    solve_linears(matrices, {.hessian = hessian ? &*hessian : nullptr, .starved = too_few}, nullptr,
+                  report, want_packed);
+    meter_.share(static_cast<double>(++n_done) / static_cast<double>(experts.size()));
+  }
+  meter_.end();
+}
+
+// All stops of a layer have the same routes, so each layer tells its starved experts once.
+void LayerLoop::tell_starved(int layer, const std::string& module,
+                             const std::vector<int64_t>& counts) const {
+  std::string starved;
+  for (size_t expert = 0; expert < counts.size(); ++expert) {
+    if (counts[expert] >= options_.min_expert_tokens) continue;
+    starved += fmt::format("{}{} ({})", starved.empty() ? "" : ", ", expert, counts[expert]);
+  }
+  if (starved.empty()) return;
+  const std::string message =
+      fmt::format("layer {}, {}: fewer than {} calibration tokens reached experts {}", layer,
+                  module, options_.min_expert_tokens, starved);
+  if (options_.starved_experts == StarvedExperts::kError) {
+    throw NumericError(message +
+                       "; use more calibration data, a smaller --min-expert-tokens, or "
+                       "--starved-experts rtn");
+  }
+  if (events_.on_note) events_.on_note(message + "; they are rounded to nearest");
+}
+
+void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration calibration,
                               const Calibration* held_out, LayerReport& report, bool want_packed) {
   std::optional<HessianFactor> factor;
   double factored_with = -1.0;
   bool in_full = false;  // with what a target needs
-  for (const int matrix : stop.matrices) {
+  for (const int matrix : matrices) {
     std::optional<LinearTrial> best;
     Json tried = Json::array();
-    for (const QuantizeOptions& options : trials_of(matrix)) {
+    std::vector<QuantizeOptions> trials = trials_of(matrix);
+    if (held_out == nullptr) trials.resize(1);
+    for (const QuantizeOptions& options : trials) {
       const bool wanted_in_full = options.target_alpha != 0.0;
-      if (plan_.algorithm->needs_calibration &&
+      if (plan_.algorithm->needs_calibration && !calibration.starved &&
           (options.damp_percent != factored_with || (wanted_in_full && !in_full))) {
         const auto begin = Clock::now();
         factor = make_factor(*calibration.hessian, options, module_name(matrix));
@@ -324,6 +385,7 @@ void LayerLoop::solve_linears(const CaptureStop& stop, Calibration calibration,
     const int64_t n_tokens = calibration.hessian != nullptr ? calibration.hessian->n_tokens : 0;
     solved_.push_back(finish_linear(plan_, matrix, *best, n_tokens, want_packed));
     SolvedLinear& solved = solved_.back();
+    solved.report.starved = calibration.starved;
     if (held_out != nullptr) {
       solved.report.choice = Json::object()
                                  .set("target_alpha", best->options.target_alpha)

@@ -20,7 +20,7 @@ namespace assay {
 namespace {
 
 std::vector<float> read_weights(const RunPlan& plan, const MatrixSlot& slot) {
-  const CheckpointMatrix matrix = plan.checkpoint->matrix(slot.role, slot.layer);
+  const CheckpointMatrix matrix = plan.checkpoint->matrix(slot.role, slot.layer, slot.expert);
   std::vector<float> weights(static_cast<size_t>(slot.out_features * slot.in_features));
   parallel_for(slot.out_features, 16, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -61,6 +61,15 @@ double held_out_distance(const LayerProblem& problem, const QuantizeOptions& opt
   return output_distance(problem, rounded_weights(grid, result.codes, problem.in_features), loss);
 }
 
+/// Round to nearest, with nothing that looks at activations.
+QuantizeOptions uncalibrated(QuantizeOptions options) {
+  options.algorithm = "rtn";
+  options.scale_search = ScaleSearch::kMinMax;
+  options.target_alpha = options.residual_alpha = 0.0;
+  options.refit_rounds = options.descent_passes = options.regrid_rounds = 0;
+  return options;
+}
+
 }  // namespace
 
 PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& options,
@@ -94,7 +103,9 @@ LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& o
                        .residual_drift = calibration.residual_drift};
   LinearTrial trial;
   trial.options = options;
-  trial.result = plan.algorithm->quantize(problem, options);
+  trial.result = calibration.starved
+                     ? find_algorithm("rtn").quantize(problem, uncalibrated(options))
+                     : plan.algorithm->quantize(problem, options);
   if (calibration.factor != nullptr) {
     trial.damp_percent = calibration.factor->damp_percent;
     trial.n_dead = calibration.factor->n_dead;

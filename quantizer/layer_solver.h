@@ -25,6 +25,7 @@ struct Calibration {
   const HessianFactor* factor = nullptr;
   const CrossProduct* drift = nullptr;           // LayerProblem::drift
   const CrossProduct* residual_drift = nullptr;  // LayerProblem::residual_drift
+  bool starved = false;  // rounded to nearest whatever the run's algorithm is
 };
 
 /// What a linear became with some options.

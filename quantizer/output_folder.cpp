@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "convert/companions.h"
@@ -67,6 +68,15 @@ Json quantization_config(const RunPlan& plan) {
 
 std::string side_file_text(const RunPlan& plan) { return quantization_config(plan).dump(2) + "\n"; }
 
+// An expert that stays as it is, out of a tensor of all experts.
+std::optional<TensorView> expert_rows(const RunPlan& plan, const TensorSource& tensor) {
+  for (const TensorEntry& entry : plan.checkpoint->tensors()) {
+    if (entry.expert < 0 || entry.hf_name != tensor.name) continue;
+    return TensorView{tensor.dtype, tensor.shape, plan.checkpoint->matrix(entry).view.data};
+  }
+  return std::nullopt;
+}
+
 // Tensors of the result with their bytes: solved ones from `quantized`, all others from the model.
 std::vector<TensorSource> sources(const RunPlan& plan,
                                   const std::vector<SafetensorsFile>& quantized) {
@@ -77,6 +87,12 @@ std::vector<TensorSource> sources(const RunPlan& plan,
       if (entry == nullptr) entry = file.find(tensor.name);
     }
     if (entry == nullptr) entry = plan.checkpoint->safetensors()->find(tensor.name);
+    if (entry == nullptr) {
+      if (const std::optional<TensorView> rows = expert_rows(plan, tensor)) {
+        tensor.write = source_of(tensor.name, *rows).write;
+        continue;
+      }
+    }
     if (entry == nullptr || entry->view.dtype != tensor.dtype ||
         entry->view.shape != tensor.shape) {
       throw FormatError(tensor.name + ": the state of the run does not hold this tensor as " +

@@ -249,6 +249,9 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
     return finish_complete(options, prepared);
   }
   check_resources(prepared.estimate, options);
+  if (events.on_note) {
+    for (const std::string& warning : prepared.plan.checkpoint->warnings()) events.on_note(warning);
+  }
   if (options.force && !options.resume) remove_leftovers(state_folder(options));
 
   RunState state = open_state(options, prepared);

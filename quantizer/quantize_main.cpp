@@ -215,6 +215,22 @@ std::vector<cli::Option> options() {
        .help = "Linear that stays in 16 bits; * stands for any characters.",
        .group = "Quantization",
        .repeatable = true},
+      {.name = "min-expert-tokens",
+       .kind = ValueKind::kInteger,
+       .value_name = "N",
+       .default_value = "64",
+       .help = "An expert that the router sends fewer calibration tokens to counts as starved.",
+       .group = "Calibration",
+       .expert = true,
+       .minimum = 1},
+      {.name = "starved-experts",
+       .value_name = "HOW",
+       .default_value = "rtn",
+       .help = "What becomes of them: rounded to nearest and listed (rtn), or the end of the run "
+               "(error).",
+       .group = "Calibration",
+       .expert = true,
+       .choices = {"rtn", "error"}},
       {.name = "no-propagate",
        .kind = ValueKind::kFlag,
        .help = "Take all inputs from the 16-bit model instead of the quantized layers before.",
@@ -346,6 +362,10 @@ RunOptions read_options(const Arguments& arguments) {
   options.capture =
       arguments.text("capture") == "layer" ? CaptureMode::kLayer : CaptureMode::kTrueSequential;
   options.kv_type = *kv_type_from_name(arguments.text("kv-type"));
+  options.min_expert_tokens = arguments.integer("min-expert-tokens");
+  options.starved_experts = arguments.text("starved-experts") == "error"
+                                ? StarvedExperts::kError
+                                : StarvedExperts::kRoundToNearest;
   options.activation_memory = arguments.bytes("activation-memory");
   options.spill_folder = arguments.text("spill-dir");
   options.batch_tokens = arguments.integer("batch-tokens");

@@ -21,6 +21,7 @@ Json to_json(const ModuleReport& module) {
       .set("n_dead_channels", module.n_dead)
       .set("clipped_share", module.clipped_share)
       .set("seconds", module.seconds);
+  if (module.starved) json.set("starved", true);
   if (module.output_distance) json.set("output_distance", *module.output_distance);
   if (module.steps) {
     const StepLosses& steps = *module.steps;
@@ -58,6 +59,7 @@ ModuleReport module_from_json(const Json& json) {
   module.n_dead = json.at("n_dead_channels").as_integer();
   module.clipped_share = json.at("clipped_share").as_number();
   module.seconds = json.at("seconds").as_number();
+  if (const Json* starved = json.find("starved")) module.starved = starved->as_bool();
   if (const Json* distance = json.find("output_distance")) {
     module.output_distance = distance->as_number();
   }
@@ -119,6 +121,7 @@ std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerRepo
   std::vector<std::string> names;
   for (const LayerReport& layer : layers) {
     for (const ModuleReport& module : layer.modules) {
+      if (module.starved) continue;
       if (module.loss >= module.rtn_loss && module.rtn_loss > 0.0) names.push_back(module.module);
     }
   }

@@ -18,6 +18,7 @@ struct ModuleReport {
   int64_t in_features = 0;
   double bits_per_weight = 0.0;
   int64_t n_tokens = 0;       // calibration tokens behind the Hessian; 0: none
+  bool starved = false;       // an expert with too few tokens, rounded to nearest
   double loss = 0.0;          // (W − Ŵ) H (W − Ŵ)^T
   double rtn_loss = 0.0;      // of round-to-nearest with min-max scales
   double weight_norm = 0.0;   // W H W^T

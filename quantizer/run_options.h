@@ -30,6 +30,12 @@ struct ModuleValues {
 /// What is chosen for each linear on the held-out windows, by the distance to the 16-bit output.
 enum class PerModule : uint8_t { kNothing, kAlpha, kDamp };
 
+/// What becomes of experts that the router sent too few calibration tokens to.
+enum class StarvedExperts : uint8_t {
+  kRoundToNearest,  // without calibration; listed in the report
+  kError,           // the run ends
+};
+
 /// One run of `assay quantize`.
 struct RunOptions {
   std::string model;
@@ -49,6 +55,8 @@ struct RunOptions {
   int64_t held_out_windows = 0;
   CaptureMode capture = CaptureMode::kTrueSequential;
   KvType kv_type = KvType::kF16;
+  int64_t min_expert_tokens = 64;  // fewer are too few
+  StarvedExperts starved_experts = StarvedExperts::kRoundToNearest;
 
   // Nothing below changes the result.
   uint64_t activation_memory = uint64_t{1152} << 20;  // bytes; more goes to spill_folder

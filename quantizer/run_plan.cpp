@@ -89,14 +89,18 @@ std::string fault_of(const LinearShape& linear, const RunPlan& plan) {
 void select_matrices(const RunOptions& options, RunPlan& plan) {
   std::vector<bool> used(options.skip.size());
   std::vector<std::string> offenders;
-  bool head_is_linear = false;
+  std::string head;  // a module of class Linear even where it shares the embedding's tensor
   const auto n = static_cast<int>(plan.program.matrices.size());
   plan.selected.assign(static_cast<size_t>(n), 0);
   for (int i = 0; i < n; ++i) {
     const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(i)];
-    if (slot.role == Role::kHead) head_is_linear = true;
+    if (slot.role == Role::kHead) {
+      head = plan.checkpoint->spec().tied_head ? "lm_head" : slot.module;
+    }
     if (!slot.quantizable) {
-      if (slot.layer >= 0) plan.ignore.push_back(slot.module);  // gates of few outputs
+      // Gates of few outputs and the like. The head is named below.
+      const bool is_linear = slot.layer >= 0 || slot.role == Role::kPerLayerModelProj;
+      if (is_linear) plan.ignore.push_back(slot.module);
       continue;
     }
     bool skipped = false;
@@ -124,8 +128,14 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   if (std::find(plan.selected.begin(), plan.selected.end(), 1) == plan.selected.end()) {
     throw UsageError(options.model + ": no linear is left to be quantized");
   }
-  // The head is a module of class Linear even where it shares the embedding's tensor.
-  if (head_is_linear) plan.ignore.push_back("lm_head");
+  // Stock loaders look for quantized weights in every module of class Linear that is not named.
+  constexpr std::string_view kWeight = ".weight";
+  for (const std::string& name : plan.checkpoint->left_out()) {
+    const bool is_matrix = plan.checkpoint->safetensors()->find(name)->view.shape.size() == 2 &&
+                           name.ends_with(kWeight);
+    if (is_matrix) plan.ignore.push_back(name.substr(0, name.size() - kWeight.size()));
+  }
+  if (!head.empty()) plan.ignore.push_back(head);
 }
 
 // The run's options with what it overrides, for every linear that is quantized.
@@ -238,18 +248,40 @@ RunPlan plan_run(const RunOptions& options) {
   return plan;
 }
 
+namespace {
+
+/// The tensor of the folder that holds a matrix: its own, or that of all experts.
+const std::string& stored_name(const RunPlan& plan, size_t matrix) {
+  const MatrixSlot& slot = plan.program.matrices[matrix];
+  return plan.checkpoint->stored(slot.role, slot.layer, slot.expert).parts.front();
+}
+
+}  // namespace
+
 std::vector<TensorSource> output_tensors(const RunPlan& plan) {
   std::vector<TensorSource> out;
   std::vector<std::string> replaced;
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;
     const LinearShape linear = plan.shape(static_cast<int>(i));
-    replaced.push_back(std::string(linear.module) + ".weight");
+    replaced.push_back(stored_name(plan, i));
     for (TensorSpec& tensor : plan.layout->tensors(linear, plan.quantize)) {
       out.push_back({std::move(tensor.name), tensor.dtype, std::move(tensor.shape), nullptr});
     }
   }
   std::sort(replaced.begin(), replaced.end());
+  // Experts that stay in 16 bits, where a tensor of all experts is replaced.
+  for (size_t i = 0; i < plan.selected.size(); ++i) {
+    const MatrixSlot& slot = plan.program.matrices[i];
+    if (plan.selected[i] != 0 || slot.expert < 0) continue;
+    const TensorEntry& entry = plan.checkpoint->entry(slot.role, slot.layer, slot.expert);
+    const std::string name = stored_name(plan, i);
+    if (name == entry.hf_name || !std::binary_search(replaced.begin(), replaced.end(), name)) {
+      continue;
+    }
+    out.push_back({entry.hf_name, plan.checkpoint->safetensors()->find(name)->view.dtype,
+                   entry.shape, nullptr});
+  }
   for (const std::string& name : plan.checkpoint->safetensors()->names()) {
     if (std::binary_search(replaced.begin(), replaced.end(), name)) continue;
     const TensorView& view = plan.checkpoint->safetensors()->find(name)->view;

@@ -61,11 +61,13 @@ class Ledger {
 };
 
 bool is_packed(const Program& program, size_t matrix) {
-  return program.matrices[matrix].role != Role::kTokenEmbedding;
+  const Role role = program.matrices[matrix].role;
+  return role != Role::kTokenEmbedding && role != Role::kPerLayerEmbedding;
 }
 
 std::string weights_name(const Checkpoint& checkpoint, const MatrixSlot& slot) {
-  return "weights " + std::string(checkpoint.stored(slot.role, slot.layer).format->name());
+  return "weights " +
+         std::string(checkpoint.stored(slot.role, slot.layer, slot.expert).format->name());
 }
 
 std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program& program,
@@ -74,7 +76,7 @@ std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program
   for (size_t i = 0; i < program.matrices.size(); ++i) {
     if (!is_packed(program, i)) continue;
     const MatrixSlot& slot = program.matrices[i];
-    const StoredTensor& stored = checkpoint.stored(slot.role, slot.layer);
+    const StoredTensor& stored = checkpoint.stored(slot.role, slot.layer, slot.expert);
     ledger.add(weights_name(checkpoint, slot),
                PackedMatrix::bytes_for(*stored.format, slot.out_features, slot.in_features,
                                        stored.group_size));
@@ -89,8 +91,8 @@ std::vector<LedgerItem> estimate_cpu(const Checkpoint& checkpoint, const Program
         checked_multiply(static_cast<uint64_t>(capacity) * 2 + 1, pairs, "rope");
     ledger.add("rope tables", checked_multiply(values, sizeof(float), "rope"));
   }
-  ledger.add("kv cache",
-             KvCache::bytes(program.cache_layers, options.kv_type, options.n_sequences, capacity));
+  ledger.add("kv cache", KvCache::bytes(program.cache_layers, options.kv_type, options.n_sequences,
+                                        capacity, batch_rows(program.spec, options)));
   if (!program.state_layers.empty()) {
     ledger.add("recurrent state", KvCache::state_bytes(program.state_layers, options.n_sequences));
   }
@@ -112,7 +114,8 @@ class CpuExecutor : public Executor {
         options_(options),
         selection_(selection_index(program_)),
         cache_(program_.cache_layers, options.kv_type, options.n_sequences,
-               capacity_of(program_.spec, options), program_.state_layers) {
+               capacity_of(program_.spec, options), program_.state_layers,
+               batch_rows(program_.spec, options)) {
     const auto n_ops = static_cast<int>(program_.ops.size());
     bind_weights(program_, std::move(checkpoint), 0, n_ops, cache_.capacity(), weights_);
     const int64_t rows = batch_rows(program_.spec, options_);
@@ -181,8 +184,7 @@ std::vector<LedgerItem> CpuExecutor::ledger() const {
     ledger.add("rope tables",
                (rope->cos.size() + rope->sin.size() + rope->inv_freq.size()) * sizeof(float));
   }
-  ledger.add("kv cache", KvCache::bytes(program_.cache_layers, options_.kv_type,
-                                        options_.n_sequences, cache_.capacity()));
+  ledger.add("kv cache", cache_.bytes());
   if (!program_.state_layers.empty()) {
     ledger.add("recurrent state",
                KvCache::state_bytes(program_.state_layers, options_.n_sequences));
@@ -262,8 +264,8 @@ void CpuExecutor::forward(std::span<const BatchItem> items, std::vector<float>& 
     for (int s = 0; s < options_.n_sequences; ++s) {
       cache_.set_length(s, lengths[static_cast<size_t>(s)]);
     }
-    // Recurrent states cannot go back to where the call began.
-    if (cache_.is_recurrent()) {
+    // States and rings cannot go back to where the call began.
+    if (!cache_.can_rewind()) {
       for (const BatchItem& item : items) cache_.reset(item.sequence);
     }
     throw;

@@ -20,8 +20,9 @@ struct CpuWeights {
       matrices;                                         // by Program::matrices; embeddings excepted
   std::vector<std::vector<float>> vectors;              // by Program::vectors
   std::vector<std::shared_ptr<const RopeTable>> ropes;  // by Program::ropes
-  std::shared_ptr<const CheckpointMatrix> embedding;    // rows are widened one by one (EmbedOp)
-  std::shared_ptr<const Checkpoint> checkpoint;         // keeps what `embedding` views
+  /// By Program::matrices, of EmbedOp: rows are widened one by one.
+  std::vector<std::shared_ptr<const CheckpointMatrix>> embeddings;
+  std::shared_ptr<const Checkpoint> checkpoint;  // keeps what `embeddings` view
 };
 
 /// Binds everything that ops [begin, end) read, from the checkpoint. Already bound slots are kept

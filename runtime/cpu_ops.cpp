@@ -13,6 +13,7 @@
 #include "runtime/ops/elementwise.h"
 #include "runtime/ops/kv_write.h"
 #include "runtime/ops/rms_norm.h"
+#include "runtime/ops/route.h"
 
 namespace assay {
 namespace {
@@ -50,6 +51,10 @@ class Runner {
   void operator()(const CausalConvOp& op) const;
   void operator()(const DeltaNetOp& op) const;
   void operator()(const GeGluOp& op) const;
+  void operator()(const RouteOp& op) const;
+  void operator()(const ExpertLinearOp& op) const;
+  void operator()(const WeightedSumOp& op) const;
+  void operator()(const SliceOp& op) const;
 
  private:
   /// Attention of rows [begin, end), one sequence, for the query heads of one K/V head.
@@ -75,7 +80,7 @@ class Runner {
 };
 
 void Runner::operator()(const EmbedOp& op) const {
-  const CheckpointMatrix& matrix = *context_.weights->embedding;
+  const CheckpointMatrix& matrix = *context_.weights->embeddings[static_cast<size_t>(op.matrix)];
   const int64_t n = columns(op.out);
   float* out = f32(op.out);
   for (int64_t row = 0; row < n_rows(); ++row) {
@@ -186,7 +191,9 @@ void Runner::operator()(const GeGluOp& op) const {
 
 void Runner::operator()(const QuantizeOp& op) const {
   const int64_t n = columns(op.in);
-  const int64_t bad = quantize_block_int16(f32(op.in), n_rows(), n, n, block(op.out));
+  const int64_t width = spec(op.out).slot_columns();
+  const int64_t bad =
+      quantize_block_int16(f32(op.in), n_rows() * spec(op.out).slots, width, width, block(op.out));
   if (bad >= 0) {
     throw_not_finite(op_, context_, bad / n, bad % n, f32(op.in)[bad],
                      "input of a linear is not finite or above 32639*2^100");
@@ -201,6 +208,68 @@ void Runner::operator()(const LinearOp& op) const {
   } catch (const InfiniteProduct& error) {
     throw_not_finite(op_, context_, error.token, error.row, INFINITY,
                      "product of weight scale and activation scale");
+  }
+}
+
+void Runner::operator()(const RouteOp& op) const {
+  const int64_t n = columns(op.logits);
+  const int64_t k = columns(op.ids);
+  const RouteOptions options{static_cast<int>(n), static_cast<int>(k), op.normalize};
+  const float* scales = op.scales < 0 ? nullptr : vector(op.scales).data();
+  for (int64_t row = 0; row < n_rows(); ++row) {
+    const float* logits = f32(op.logits) + row * n;
+    const int64_t bad =
+        route(logits, options, scales, f32(op.ids) + row * k, f32(op.weights) + row * k);
+    if (bad >= 0) throw_not_finite(op_, context_, row, bad, logits[bad], "logit of the router");
+  }
+}
+
+void Runner::operator()(const ExpertLinearOp& op) const {
+  const int64_t k = columns(op.ids);
+  const int64_t n = columns(op.out) / k;
+  const bool shared = spec(op.in).slots == 1;
+  std::vector<std::vector<int64_t>> places(static_cast<size_t>(op.n_experts));  // row·k + slot
+  for (int64_t at = 0; at < n_rows() * k; ++at) {
+    places[static_cast<size_t>(f32(op.ids)[at])].push_back(at);
+  }
+  BlockInt16 inputs;
+  std::vector<int64_t> rows;
+  std::vector<float> outputs;
+  for (int e = 0; e < op.n_experts; ++e) {
+    const std::vector<int64_t>& own = places[static_cast<size_t>(e)];
+    if (own.empty()) continue;
+    rows.clear();
+    for (const int64_t at : own) rows.push_back(shared ? at / k : at);
+    gather_block_int16(block(op.in), rows, inputs);
+    outputs.resize(own.size() * static_cast<size_t>(n));
+    try {
+      linear(*context_.weights->matrices[static_cast<size_t>(op.first_matrix + e)], inputs, {},
+             outputs.data(), n);
+    } catch (const InfiniteProduct& error) {
+      throw_not_finite(
+          op_, context_, own[static_cast<size_t>(error.token)] / k, error.row, INFINITY,
+          "product of weight scale and activation scale of expert " + std::to_string(e));
+    }
+    for (size_t i = 0; i < own.size(); ++i) {
+      std::copy_n(outputs.data() + static_cast<int64_t>(i) * n, n, f32(op.out) + own[i] * n);
+    }
+  }
+}
+
+void Runner::operator()(const WeightedSumOp& op) const {
+  const int64_t k = columns(op.weights);
+  const int64_t n = columns(op.out);
+  parallel_for(n_rows(), row_grain(k * n), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      weighted_sum(f32(op.weights) + row * k, f32(op.x) + row * k * n, k, n, f32(op.out) + row * n);
+    }
+  });
+}
+
+void Runner::operator()(const SliceOp& op) const {
+  const int64_t n = columns(op.out);
+  for (int64_t row = 0; row < n_rows(); ++row) {
+    std::copy_n(f32(op.in) + row * columns(op.in) + op.first, n, f32(op.out) + row * n);
   }
 }
 
@@ -288,7 +357,7 @@ void Runner::attend_run(const AttentionOp& op, int kv_head, RowRun run) const {
   const int sequence = context_.rows[static_cast<size_t>(run.begin)].sequence;
   const int64_t bad = attend_many(queries, cache.keys(op.cache_layer, sequence, kv_head),
                                   cache.values(op.cache_layer, sequence, kv_head), cache.type(),
-                                  op.head_dim, op.scale);
+                                  op.head_dim, op.scale, cache.rows(op.cache_layer));
   if (bad < 0) return;
   const int64_t head = kv_head * group + bad % group;
   throw_not_finite(op_, context_, run.begin + bad / group, head * op.head_dim, NAN,
@@ -362,7 +431,10 @@ void prepare_registers(const Program& program, int begin, int end, int64_t n_row
     const RegisterSpec& spec = program.registers[i];
     if (spec.block_int16) {
       BlockInt16& block = context.registers.block[i];
-      if (block.columns != spec.columns || block.rows < n_rows) block.resize(n_rows, spec.columns);
+      const int64_t rows = n_rows * spec.slots;
+      if (block.columns != spec.slot_columns() || block.rows < rows) {
+        block.resize(rows, spec.slot_columns());
+      }
       return;
     }
     std::vector<float>& values = context.registers.f32[i];
@@ -379,7 +451,8 @@ void prepare_registers(const Program& program, int begin, int end, int64_t n_row
 uint64_t register_bytes(const RegisterSpec& spec, int64_t n_rows) {
   const auto rows = static_cast<uint64_t>(n_rows);
   if (!spec.block_int16) return rows * static_cast<uint64_t>(spec.columns) * sizeof(float);
-  const int64_t groups = (spec.columns + kActivationGroup - 1) / kActivationGroup;
+  const int64_t groups =
+      spec.slots * ((spec.slot_columns() + kActivationGroup - 1) / kActivationGroup);
   constexpr uint64_t kGroupBytes =
       2 * kActivationGroup + sizeof(float) + 2 * sizeof(int16_t) * kActivationGroup / kSumColumns;
   return rows * static_cast<uint64_t>(groups) * kGroupBytes;

@@ -22,12 +22,12 @@ void check_shape(const MatrixSlot& slot, const WeightView& view, const Checkpoin
 
 std::shared_ptr<const PackedMatrix> pack_matrix(const MatrixSlot& slot,
                                                 const Checkpoint& checkpoint) {
-  const CheckpointMatrix matrix = checkpoint.matrix(slot.role, slot.layer);
+  const CheckpointMatrix matrix = checkpoint.matrix(slot.role, slot.layer, slot.expert);
   const WeightView& view = matrix.view;
   check_shape(slot, view, checkpoint);
   try {
     return std::make_shared<const PackedMatrix>(
-        PackedMatrix::pack(*view.format, view.rows, view.columns, view.group_size,
+        PackedMatrix::pack(*view.format, view.rows, view.columns, matrix.group_size(),
                            [&](int64_t row, IntegerRow& out) { matrix.read_integers(row, out); }));
   } catch (const NumericError& error) {
     throw NumericError(checkpoint.path() + ": \"" + slot.module + "\": " + error.what());
@@ -51,12 +51,13 @@ class Binder {
       : program_(program), max_positions_(max_positions), weights_(weights) {}
 
   void operator()(const EmbedOp& op) const {
-    if (weights_.embedding) return;
+    auto& bound = weights_.embeddings[static_cast<size_t>(op.matrix)];
+    if (bound) return;
     const MatrixSlot& slot = program_.matrices[static_cast<size_t>(op.matrix)];
     auto matrix =
         std::make_shared<CheckpointMatrix>(weights_.checkpoint->matrix(slot.role, slot.layer));
     check_shape(slot, matrix->view, *weights_.checkpoint);
-    weights_.embedding = std::move(matrix);
+    bound = std::move(matrix);
   }
   void operator()(const LinearOp& op) const {
     bind_matrix(op.matrix);
@@ -73,6 +74,12 @@ class Binder {
   void operator()(const DeltaNetOp& op) const {
     bind_vector(op.decay);
     bind_vector(op.step_bias);
+  }
+  void operator()(const RouteOp& op) const {
+    if (op.scales >= 0) bind_vector(op.scales);
+  }
+  void operator()(const ExpertLinearOp& op) const {
+    for (int e = 0; e < op.n_experts; ++e) bind_matrix(op.first_matrix + e);
   }
   void operator()(const RopeOp& op) const {
     auto& slot = weights_.ropes[static_cast<size_t>(op.table)];
@@ -105,6 +112,7 @@ class Binder {
 void bind_weights(const Program& program, std::shared_ptr<const Checkpoint> checkpoint, int begin,
                   int end, int64_t max_positions, CpuWeights& weights) {
   weights.matrices.resize(program.matrices.size());
+  weights.embeddings.resize(program.matrices.size());
   weights.vectors.resize(program.vectors.size());
   weights.ropes.resize(program.ropes.size());
   weights.checkpoint = std::move(checkpoint);

@@ -70,7 +70,8 @@ class Executor {
   /// UsageError before any work if a sequence would pass the context (case B67) or a token id is
   /// outside the vocabulary; NumericError with op, layer, position and value at the first number
   /// that is not finite. After an exception every sequence has the length it had before; sequences
-  /// of the call are empty instead where the model has recurrent states.
+  /// of the call are empty instead where the model has recurrent states, or windows shorter than
+  /// the context.
   virtual void forward(std::span<const BatchItem> items, std::vector<float>& logits,
                        const OpObserver& observer = nullptr) = 0;
 

@@ -6,6 +6,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "runtime/ops/attention.h"
 
 namespace assay {
 namespace {
@@ -13,12 +14,12 @@ namespace {
 constexpr std::array<std::string_view, 3> kNames = {"f16", "bf16", "f32"};
 
 /// Bytes of K and V of one layer.
-uint64_t layer_bytes(const CacheLayerSpec& layer, KvType type, int n_sequences, int64_t capacity) {
+uint64_t layer_bytes(const CacheLayerSpec& layer, KvType type, int n_sequences, int64_t rows) {
   const auto heads = static_cast<uint64_t>(layer.n_kv_heads);
   const auto width = static_cast<uint64_t>(layer.head_dim) * kv_type_bytes(type);
   uint64_t bytes = checked_multiply(heads, width, "kv cache");
   bytes = checked_multiply(bytes, static_cast<uint64_t>(n_sequences), "kv cache");
-  bytes = checked_multiply(bytes, static_cast<uint64_t>(capacity), "kv cache");
+  bytes = checked_multiply(bytes, static_cast<uint64_t>(rows), "kv cache");
   return checked_multiply(bytes, 2, "kv cache");
 }
 
@@ -35,8 +36,15 @@ std::optional<KvType> kv_type_from_name(std::string_view name) {
 
 uint64_t kv_type_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
 
+int64_t KvCache::rows(const CacheLayerSpec& layer, int64_t capacity, int64_t chunk) {
+  if (chunk == 0 || !layer.sliding_window || *layer.sliding_window >= capacity) return capacity;
+  const int64_t needed = *layer.sliding_window - 1 + std::min(chunk, capacity);
+  return std::min(capacity,
+                  (needed + kAttentionSegment - 1) / kAttentionSegment * kAttentionSegment);
+}
+
 KvCache::KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
-                 int64_t capacity, const std::vector<StateLayerSpec>& states)
+                 int64_t capacity, const std::vector<StateLayerSpec>& states, int64_t chunk)
     : layers_(layers),
       type_(type),
       n_sequences_(n_sequences),
@@ -49,7 +57,10 @@ KvCache::KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_s
   }
   data_.reserve(layers.size());
   for (const CacheLayerSpec& layer : layers) {
-    const uint64_t bytes = layer_bytes(layer, type, n_sequences, capacity);
+    rows_.push_back(rows(layer, capacity, chunk));
+    has_rings_ = has_rings_ || rows_.back() < capacity;
+    const uint64_t bytes = layer_bytes(layer, type, n_sequences, rows_.back());
+    bytes_ += bytes;
     // calloc takes fresh pages from the system that cost nothing until they are written.
     auto* data = static_cast<std::byte*>(std::calloc(bytes == 0 ? 1 : bytes, 1));
     if (data == nullptr) {
@@ -89,10 +100,11 @@ float* KvCache::matrix_state(int layer, int sequence) {
 void KvCache::Free::operator()(std::byte* data) const { std::free(data); }
 
 uint64_t KvCache::bytes(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
-                        int64_t capacity) {
+                        int64_t capacity, int64_t chunk) {
   uint64_t total = 0;
   for (const CacheLayerSpec& layer : layers) {
-    total = checked_add(total, layer_bytes(layer, type, n_sequences, capacity), "kv cache");
+    const int64_t kept = rows(layer, capacity, chunk);
+    total = checked_add(total, layer_bytes(layer, type, n_sequences, kept), "kv cache");
   }
   return total;
 }
@@ -103,7 +115,7 @@ uint64_t KvCache::offset(int layer, bool value, int sequence, int kv_head) const
   const uint64_t plane = value ? static_cast<uint64_t>(n_sequences_) * heads : 0;
   const uint64_t head =
       plane + static_cast<uint64_t>(sequence) * heads + static_cast<uint64_t>(kv_head);
-  return head * static_cast<uint64_t>(capacity_) * static_cast<uint64_t>(spec.head_dim) *
+  return head * static_cast<uint64_t>(rows(layer)) * static_cast<uint64_t>(spec.head_dim) *
          kv_type_bytes(type_);
 }
 

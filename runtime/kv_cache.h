@@ -18,16 +18,25 @@ std::optional<KvType> kv_type_from_name(std::string_view name);
 uint64_t kv_type_bytes(KvType type);
 
 /// What several sequences carry from token to token, on the host. Per attention layer: K then V,
-/// each (n_sequences, n_kv_heads, capacity, head_dim); per Gated DeltaNet layer: the state of
-/// StateLayerSpec. `capacity` positions per sequence; grows never.
+/// each (n_sequences, n_kv_heads, rows, head_dim); per Gated DeltaNet layer: the state of
+/// StateLayerSpec. `capacity` positions per sequence; grows never. A layer with a sliding window
+/// keeps a ring of rows: position p lies in row p mod rows.
 class KvCache {
  public:
+  /// `chunk`: most tokens of a sequence that are written before the first of them attends; 0: any
+  /// number, so that every layer keeps all positions.
   KvCache(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences, int64_t capacity,
-          const std::vector<StateLayerSpec>& states = {});
+          const std::vector<StateLayerSpec>& states = {}, int64_t chunk = 0);
 
   /// Bytes that a cache of these sizes takes: what --dry-run prints.
   static uint64_t bytes(const std::vector<CacheLayerSpec>& layers, KvType type, int n_sequences,
-                        int64_t capacity);
+                        int64_t capacity, int64_t chunk = 0);
+  /// Rows that a layer keeps per sequence and head: capacity, or if that is less window − 1 +
+  /// chunk, made whole segments of attention (128), which so never wrap around.
+  static int64_t rows(const CacheLayerSpec& layer, int64_t capacity, int64_t chunk);
+
+  /// Bytes of keys and values that this one holds.
+  uint64_t bytes() const { return bytes_; }
 
   KvType type() const { return type_; }
   int64_t capacity() const { return capacity_; }
@@ -37,8 +46,9 @@ class KvCache {
   }
   /// Forgets a sequence: length 0, states 0. Nothing of it is read again.
   void reset(int sequence);
-  /// Whether a sequence can only go forward: its states are those of its last token.
-  bool is_recurrent() const { return !states_.empty(); }
+  /// Whether a sequence can go back to any earlier length: states are those of its last token, and
+  /// a ring has let go of old positions.
+  bool can_rewind() const { return states_.empty() && !has_rings_; }
 
   /// Bytes of the recurrent states of so many sequences.
   static uint64_t state_bytes(const std::vector<StateLayerSpec>& states, int n_sequences);
@@ -46,6 +56,7 @@ class KvCache {
   float* conv_state(int layer, int sequence);
   float* matrix_state(int layer, int sequence);
 
+  int64_t rows(int layer) const { return rows_[static_cast<size_t>(layer)]; }
   /// First element of the head's K (or V) rows; row stride is head_dim elements.
   std::byte* keys(int layer, int sequence, int kv_head);
   std::byte* values(int layer, int sequence, int kv_head);
@@ -57,6 +68,9 @@ class KvCache {
   KvType type_;
   int n_sequences_;
   int64_t capacity_;
+  std::vector<int64_t> rows_;  // per layer
+  bool has_rings_ = false;
+  uint64_t bytes_ = 0;
   std::vector<int64_t> lengths_;
   std::vector<StateLayerSpec> states_;
   std::vector<std::vector<float>> state_data_;  // per layer, (n_sequences, conv + matrix values)

@@ -24,6 +24,10 @@ Uses uses_of(const SigmoidGateOp& op) { return {{op.x, op.gate}, {op.x}}; }
 Uses uses_of(const CausalConvOp& op) { return {{op.in}, {op.out}}; }
 Uses uses_of(const DeltaNetOp& op) { return {{op.qkv, op.a, op.b}, {op.out}}; }
 Uses uses_of(const GeGluOp& op) { return {{op.gate, op.up}, {op.out}}; }
+Uses uses_of(const RouteOp& op) { return {{op.logits}, {op.ids, op.weights}}; }
+Uses uses_of(const ExpertLinearOp& op) { return {{op.in, op.ids}, {op.out}}; }
+Uses uses_of(const WeightedSumOp& op) { return {{op.x, op.weights}, {op.out}}; }
+Uses uses_of(const SliceOp& op) { return {{op.in}, {op.out}}; }
 Uses uses_of(const SelectRowsOp& op) { return {{op.in}, {op.out}}; }
 
 Uses uses(const Op& op) {

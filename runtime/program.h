@@ -25,6 +25,8 @@ struct RegisterSpec {
   std::string name;  // "h", "q", "gate"
   int64_t columns = 0;
   bool block_int16 = false;  // else fp32
+  int slots = 1;  // block int16: vectors side by side in a row, each quantized for itself
+  int64_t slot_columns() const { return columns / slots; }
 };
 
 /// A matrix that the program needs; index into Program::matrices.
@@ -35,6 +37,7 @@ struct MatrixSlot {
   int64_t out_features = 0;
   int64_t in_features = 0;
   bool quantizable = false;
+  int expert = -1;
 };
 
 /// A vector that the program needs (norm weights, biases), fp32; index into Program::vectors.
@@ -155,6 +158,33 @@ struct GeGluOp {
   Register gate, up, out;
 };
 
+/// Chooses the experts of each row: their ids, ascending, as whole numbers, and their weights;
+/// ops/route.h.
+struct RouteOp {
+  Register logits, ids, weights;  // (n_experts), (top_k), (top_k)
+  bool normalize = true;
+  int scales = -1;  // vector (n_experts)
+};
+
+/// Slot j of out = W_e x with e = ids[j]; x is the input's only slot, or its slot j. Matrices of
+/// the experts follow each other from `first_matrix`.
+struct ExpertLinearOp {
+  Register in, ids, out;
+  int first_matrix = -1;
+  int n_experts = 0;
+};
+
+/// out = Σ weights[j]·x_j over the slots of x; ops/route.h.
+struct WeightedSumOp {
+  Register x, weights, out;
+};
+
+/// out = columns [first, first + its width) of in.
+struct SliceOp {
+  Register in, out;
+  int64_t first = 0;
+};
+
 /// x += y.
 struct AddOp {
   Register x, y;
@@ -170,7 +200,7 @@ struct SelectRowsOp {
 struct Op {
   std::variant<EmbedOp, RmsNormOp, QuantizeOp, LinearOp, RopeOp, KvWriteOp, AttentionOp, SwiGluOp,
                AddOp, SelectRowsOp, GatedNormOp, ScaleOp, SoftcapOp, SplitGateOp, SigmoidGateOp,
-               CausalConvOp, DeltaNetOp, GeGluOp>
+               CausalConvOp, DeltaNetOp, GeGluOp, RouteOp, ExpertLinearOp, WeightedSumOp, SliceOp>
       kind;
   std::string name;  // "layers.3.self_attn.q_proj"
   int layer = -1;    // −1: before the first or after the last layer

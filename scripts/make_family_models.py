@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tiny random models of tests/data/families, and what transformers makes of them.
 
-usage: make_family_models.py OUTPUT_FOLDER     (needs torch, transformers and safetensors)
+usage: make_family_models.py OUTPUT_FOLDER [NAME ...]     (needs torch, transformers, safetensors)
 
 Each folder gets config.json and model.safetensors (bf16) as transformers saves them, and
 <folder>.expected.safetensors: token_ids (n) and logits (n, vocab) of one prefill in fp32, attention eager.
@@ -24,11 +24,24 @@ GEMMA4_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+
 CONFIGS = {
     "qwen2": dict(model_type="qwen2", num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1e6),
     "qwen3": dict(model_type="qwen3", num_hidden_layers=2, num_attention_heads=4,
                   num_key_value_heads=2, head_dim=32, tie_word_embeddings=False, rope_theta=1e6),
+    "qwen3_moe": dict(model_type="qwen3_moe", num_hidden_layers=2, num_attention_heads=4,
+                      num_key_value_heads=2, head_dim=32, num_experts=6, num_experts_per_tok=2,
+                      moe_intermediate_size=64, norm_topk_prob=True, decoder_sparse_step=1,
+                      tie_word_embeddings=False, rope_theta=1e6),
+    "gemma3": dict(model_type="gemma3_text", num_hidden_layers=3, num_attention_heads=4,
+                   num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=16,
+                   layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                   rope_parameters=GEMMA3_ROPE, tie_word_embeddings=True),
     "gemma4": dict(model_type="gemma4_text", num_hidden_layers=3, num_attention_heads=4,
                    num_key_value_heads=2, head_dim=16, global_head_dim=32,
                    num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=16,
@@ -36,6 +49,24 @@ CONFIGS = {
                    hidden_size_per_layer_input=0, num_kv_shared_layers=0,
                    vocab_size_per_layer_input=256, final_logit_softcapping=30.0,
                    rope_parameters=GEMMA4_ROPE, tie_word_embeddings=True),
+    "gemma4_e": dict(model_type="gemma4_text", num_hidden_layers=5, num_attention_heads=4,
+                     num_key_value_heads=2, head_dim=16, global_head_dim=32,
+                     attention_k_eq_v=False, sliding_window=16,
+                     layer_types=["sliding_attention", "full_attention", "sliding_attention",
+                                  "sliding_attention", "full_attention"],
+                     hidden_size_per_layer_input=16, num_kv_shared_layers=2,
+                     use_double_wide_mlp=True, vocab_size_per_layer_input=256,
+                     final_logit_softcapping=30.0, rope_parameters=GEMMA4_ROPE,
+                     tie_word_embeddings=True),
+    "gemma4_moe": dict(model_type="gemma4_text", num_hidden_layers=3, num_attention_heads=4,
+                       num_key_value_heads=2, head_dim=16, global_head_dim=32,
+                       num_global_key_value_heads=1, attention_k_eq_v=True, sliding_window=16,
+                       layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                       hidden_size_per_layer_input=0, num_kv_shared_layers=0,
+                       enable_moe_block=True, num_experts=6, top_k_experts=2,
+                       moe_intermediate_size=64, vocab_size_per_layer_input=256,
+                       final_logit_softcapping=30.0, rope_parameters=GEMMA4_ROPE,
+                       tie_word_embeddings=True),
     "qwen3_5": dict(model_type="qwen3_5_text", num_hidden_layers=4, num_attention_heads=2,
                     num_key_value_heads=1, head_dim=32, linear_num_key_heads=2,
                     linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
@@ -77,8 +108,8 @@ def make(name, members, folder):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2:
         sys.exit(__doc__)
     torch.set_num_threads(1)
-    for model_name, model_config in CONFIGS.items():
-        make(model_name, model_config, sys.argv[1])
+    for model_name in sys.argv[2:] or CONFIGS:
+        make(model_name, CONFIGS[model_name], sys.argv[1])

@@ -30,6 +30,10 @@ std::string_view kind_name(const SigmoidGateOp&) { return "sigmoid_gate"; }
 std::string_view kind_name(const CausalConvOp&) { return "causal_conv"; }
 std::string_view kind_name(const DeltaNetOp&) { return "delta_net"; }
 std::string_view kind_name(const GeGluOp&) { return "geglu"; }
+std::string_view kind_name(const RouteOp&) { return "route"; }
+std::string_view kind_name(const ExpertLinearOp&) { return "expert_linear"; }
+std::string_view kind_name(const WeightedSumOp&) { return "weighted_sum"; }
+std::string_view kind_name(const SliceOp&) { return "slice"; }
 std::string_view kind_name(const SelectRowsOp&) { return "select_rows"; }
 
 uint64_t hash_of(std::span<const float> values) {
@@ -114,8 +118,9 @@ void add_linear(const LinearOp& linear, const Program& program, const Checkpoint
   difference.module = slot.module;
   difference.matrix_row = difference.index;
   if (a == nullptr || b == nullptr) return;
-  const auto weight = compare_weight_row(a->matrix(slot.role, slot.layer),
-                                         b->matrix(slot.role, slot.layer), difference.matrix_row);
+  const auto weight =
+      compare_weight_row(a->matrix(slot.role, slot.layer, slot.expert),
+                         b->matrix(slot.role, slot.layer, slot.expert), difference.matrix_row);
   difference.weight =
       weight ? fmt::format("weight row {}, column {}: {} against {}", weight->row, weight->column,
                            describe_float(weight->a), describe_float(weight->b))

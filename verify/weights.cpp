@@ -97,8 +97,8 @@ std::string format_name(const WeightView& view) {
 }
 
 void compare_matrix_entry(const Checkpoint& a, const Checkpoint& b, TensorComparison& tensor) {
-  const CheckpointMatrix matrix_a = a.matrix(tensor.role, tensor.layer);
-  const CheckpointMatrix matrix_b = b.matrix(tensor.role, tensor.layer);
+  const CheckpointMatrix matrix_a = a.matrix(tensor.role, tensor.layer, tensor.expert);
+  const CheckpointMatrix matrix_b = b.matrix(tensor.role, tensor.layer, tensor.expert);
   tensor.shape = {matrix_a.view.rows, matrix_a.view.columns};
   tensor.format_a = format_name(matrix_a.view);
   tensor.format_b = format_name(matrix_b.view);
@@ -133,10 +133,11 @@ TensorComparison compare_entry(const Checkpoint& a, const Checkpoint& b, const T
   tensor.name = entry.hf_name;
   tensor.role = entry.role;
   tensor.layer = entry.layer;
+  tensor.expert = entry.expert;
   tensor.shape = entry.shape;
   // A head may be stored on one side and tied to the embedding on the other.
   const auto exists = [&](const Checkpoint& checkpoint) {
-    return checkpoint.has(entry.role, entry.layer) ||
+    return checkpoint.has(entry.role, entry.layer, entry.expert) ||
            (entry.role == Role::kHead && checkpoint.spec().tied_head);
   };
   if (!exists(a) || !exists(b)) {
@@ -153,10 +154,7 @@ TensorComparison compare_entry(const Checkpoint& a, const Checkpoint& b, const T
 std::vector<TensorEntry> union_of_tables(const Checkpoint& a, const Checkpoint& b) {
   std::vector<TensorEntry> entries = a.tensors();
   for (const TensorEntry& entry : b.tensors()) {
-    const bool known = std::any_of(entries.begin(), entries.end(), [&](const TensorEntry& other) {
-      return other.role == entry.role && other.layer == entry.layer;
-    });
-    if (!known) entries.push_back(entry);
+    if (!a.has(entry.role, entry.layer, entry.expert)) entries.push_back(entry);
   }
   return entries;
 }
@@ -204,6 +202,12 @@ void compare_layers(const std::string& where, const LayerSpec& a, const LayerSpe
                 window_text(b.attention.sliding_window), differences);
   compare_field(where + "intermediate size", a.mlp.intermediate_size, b.mlp.intermediate_size,
                 differences);
+  const auto source = [](const LayerSpec& layer) { return layer.attention.kv_source.value_or(-1); };
+  compare_field(where + "layer whose keys and values it reads", source(a), source(b), differences);
+  const MoeSpec moe_a = a.moe.value_or(MoeSpec());
+  const MoeSpec moe_b = b.moe.value_or(MoeSpec());
+  compare_field(where + "experts", moe_a.n_experts, moe_b.n_experts, differences);
+  compare_field(where + "experts per token", moe_a.top_k, moe_b.top_k, differences);
   compare_ropes(where, a.attention.rope, b.attention.rope, differences);
 }
 

@@ -18,6 +18,7 @@ struct TensorComparison {
   std::string name;  // Hugging Face name
   Role role = Role::kTokenEmbedding;
   int layer = -1;
+  int expert = -1;
   Shape shape;
   std::string format_a, format_b;       // "BF16", "W4_ASYM g128"
   bool plain_a = true, plain_b = true;  // stored as numbers, not as codes and scales

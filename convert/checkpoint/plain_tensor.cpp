@@ -5,7 +5,8 @@
 namespace assay {
 
 PlainTensor::PlainTensor(std::string name, const WeightFormat& format, const Shape& shape,
-                         std::span<const std::byte> bytes, std::vector<int64_t> row_order) {
+                         std::span<const std::byte> bytes, std::vector<int64_t> row_order,
+                         ColumnOrder column_order) {
   ASSAY_CHECK(!shape.empty());
   matrix_.view.format = &format;
   matrix_.view.rows = 1;
@@ -15,7 +16,8 @@ PlainTensor::PlainTensor(std::string name, const WeightFormat& format, const Sha
   matrix_.view.data = bytes;
   matrix_.row_order = std::move(row_order);
   stored_.format = &format;
-  stored_.group_size = format.fixed_group();
+  matrix_.column_order = std::move(column_order);
+  stored_.group_size = matrix_.group_size();
   stored_.bytes = bytes.size();
   stored_.parts = {std::move(name)};
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <set>
 #include <string>
@@ -24,7 +25,9 @@ class TensorLedger {
   /// gives nullptr.
   const SafetensorsEntry* require(const std::string& name, const Shape& shape,
                                   std::initializer_list<DType> dtypes);
-  void problem(std::string line) { problems_.push_back(std::move(line)); }
+  void problem(std::string line) {
+    if (std::ranges::find(problems_, line) == problems_.end()) problems_.push_back(std::move(line));
+  }
   /// Names that nothing has used.
   std::vector<std::string> unused() const;
   /// Throws a FormatError that begins with `path` if there are problems.

@@ -12,6 +12,7 @@ inline constexpr int64_t kMaxIntermediate = int64_t{1} << 22;
 inline constexpr int64_t kMaxLayers = 4096;
 inline constexpr int64_t kMaxHeads = 4096;
 inline constexpr int64_t kMaxHeadDim = 4096;
+inline constexpr int64_t kMaxExperts = 4096;
 inline constexpr int64_t kMaxContext = int64_t{1} << 31;
 inline constexpr double kMaxEps = 1.0;
 

@@ -42,13 +42,20 @@ std::optional<int32_t> bos_of(const ConfigReader& config, int64_t vocab_size) {
   return *ids.begin();
 }
 
+/// An integer from 1; without a fallback (0) the key must be there.
+int64_t integer_or_required(const ConfigReader& config, std::string_view key, int64_t maximum,
+                            int64_t fallback) {
+  return fallback > 0 ? config.integer_or(key, 1, maximum, fallback)
+                      : config.integer(key, 1, maximum);
+}
+
 }  // namespace
 
 ModelSpec read_decoder_sizes(const ConfigReader& config, std::string_view family,
                              const DecoderDefaults& defaults) {
   ModelSpec spec;
   spec.family = family;
-  spec.vocab_size = config.integer("vocab_size", 1, kMaxVocabulary);
+  spec.vocab_size = integer_or_required(config, "vocab_size", kMaxVocabulary, defaults.vocab_size);
   spec.hidden_size = config.integer("hidden_size", 1, kMaxHidden);
   spec.context_length =
       config.integer_or("max_position_embeddings", 1, kMaxContext, defaults.context_length);
@@ -60,7 +67,8 @@ ModelSpec read_decoder_sizes(const ConfigReader& config, std::string_view family
 AttentionSpec read_heads(const ConfigReader& config, int64_t hidden_size,
                          const DecoderDefaults& defaults) {
   AttentionSpec attention;
-  const int64_t n_heads = config.integer("num_attention_heads", 1, kMaxHeads);
+  const int64_t n_heads =
+      integer_or_required(config, "num_attention_heads", kMaxHeads, defaults.n_heads);
   const int64_t n_kv_heads = config.integer_or(
       "num_key_value_heads", 1, kMaxHeads, defaults.n_kv_heads > 0 ? defaults.n_kv_heads : n_heads);
   if (n_heads % n_kv_heads != 0) {

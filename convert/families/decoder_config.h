@@ -13,12 +13,14 @@ namespace assay {
 // What the config.json of every decoder family says in the same words. All of these throw
 // FormatError or UnsupportedError naming the key, what was found and what is allowed.
 
-/// Defaults of a family's config class; 0: the key is derived (heads) or required (context).
+/// Defaults of a family's config class; 0: the key is derived or required.
 struct DecoderDefaults {
+  int64_t n_heads = 0;     // 0: required
   int64_t n_kv_heads = 0;  // 0: as many as heads
   int64_t head_dim = 0;    // 0: hidden_size / heads
   int64_t context_length = 0;
   bool tied_head = false;
+  int64_t vocab_size = 0;  // 0: required
 };
 
 /// family, vocab_size, hidden_size, max_position_embeddings, rms_norm_eps, tie_word_embeddings.

@@ -190,8 +190,10 @@ void write_dense_gguf(const ModelSpec& spec, std::string_view architecture, uint
   metadata.set("general.file_type", file_type);
 }
 
-ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& family) {
-  refuse_keys_gguf(integers, {"expert_count", "attention.sliding_window"});
+ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& family,
+                          bool has_experts) {
+  if (!has_experts) refuse_keys_gguf(integers, {"expert_count"});
+  refuse_keys_gguf(integers, {"attention.sliding_window"});
   ModelSpec spec = read_decoder_sizes_gguf(integers, family);
   LayerSpec layer;
   layer.attention = read_heads_gguf(integers, spec.hidden_size);

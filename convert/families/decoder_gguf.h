@@ -75,8 +75,9 @@ class GgufKeys {
 void write_dense_gguf(const ModelSpec& spec, std::string_view architecture, uint32_t file_type,
                       GgufMetadata& metadata);
 /// And back, with the biases of attention that the file has; other biases and the norms of q and k
-/// are the family's to add.
-ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& family);
+/// are the family's to add, and so are experts, which are refused unless it has them.
+ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& family,
+                          bool has_experts = false);
 /// Family::gguf_extra_tensors of architectures without any.
 std::vector<GgufExtraTensor> no_gguf_extras(const ModelSpec& spec);
 /// Family::gguf_warning of architectures without a key for the sliding window.

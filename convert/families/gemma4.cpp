@@ -1,4 +1,5 @@
-// Gemma 4, dense text models (12B, 31B): architectures.md §6.
+// Gemma 4, text: dense (12B, 31B), with per-layer embeddings and shared keys and values (E2B, E4B),
+// and with experts beside the MLP (26B-A4B): architectures.md §6.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,24 +21,6 @@ constexpr std::string_view kArchitecture = "gemma4";
 constexpr std::string_view kFull = "full_attention";
 constexpr std::string_view kSliding = "sliding_attention";
 constexpr int kPatternLength = 6;  // the default: five sliding layers, one full
-
-/// Refuses the parts of the larger variants that are not implemented, by name.
-void refuse_variants(const ConfigReader& config, bool unified) {
-  const int64_t per_layer =
-      config.integer_or("hidden_size_per_layer_input", 0, kMaxHidden, unified ? 0 : 256);
-  const auto refuse = [&](const char* key, const std::string& found) {
-    throw UnsupportedError(fmt::format("{}: \"{}\" is {}; Gemma 4 models with it are not supported",
-                                       config.source(), key, found));
-  };
-  if (per_layer != 0) refuse("hidden_size_per_layer_input", std::to_string(per_layer));
-  if (config.boolean_or("enable_moe_block", false)) refuse("enable_moe_block", "true");
-  if (config.integer_or("num_kv_shared_layers", 0, kMaxLayers, 0) != 0) {
-    refuse("num_kv_shared_layers", "not 0");
-  }
-  if (config.text_or("use_bidirectional_attention", "vision") == "all") {
-    refuse("use_bidirectional_attention", "\"all\"");
-  }
-}
 
 std::vector<std::string> layer_types_of(const ConfigReader& config, int64_t n_layers) {
   std::vector<std::string> types = read_layer_types(config, n_layers, {kFull, kSliding});
@@ -80,6 +63,17 @@ GlobalHeads global_heads(const ConfigReader& config, const std::vector<std::stri
   return heads;
 }
 
+/// The last of the first `n_own` layers that is of the kind of layer `i`.
+template <class Kind>
+std::optional<int> kv_source_of(const std::vector<Kind>& kinds, int64_t i, int64_t n_own) {
+  for (int64_t source = n_own - 1; source >= 0; --source) {
+    if (kinds[static_cast<size_t>(source)] == kinds[static_cast<size_t>(i)]) {
+      return static_cast<int>(source);
+    }
+  }
+  return std::nullopt;
+}
+
 AttentionSpec full_attention(const ConfigReader& config, AttentionSpec attention,
                              const GlobalHeads& heads, int64_t context_length) {
   attention.head_dim = static_cast<int>(heads.head_dim.value_or(512));
@@ -97,20 +91,62 @@ AttentionSpec full_attention(const ConfigReader& config, AttentionSpec attention
   return attention;
 }
 
+std::optional<MoeSpec> read_experts(const ConfigReader& config) {
+  if (!config.boolean_or("enable_moe_block", false)) return std::nullopt;
+  MoeSpec moe;
+  moe.n_experts = static_cast<int>(config.integer("num_experts", 1, kMaxExperts));
+  moe.top_k = static_cast<int>(config.integer("top_k_experts", 1, moe.n_experts));
+  moe.intermediate_size = config.integer("moe_intermediate_size", 1, kMaxIntermediate);
+  moe.activation = Activation::kGeluTanh;
+  moe.beside_mlp = true;
+  return moe;
+}
+
+/// The last layers have no keys and values of their own: they read those of the last layer of their
+/// kind before them, and may have an MLP of twice the width.
+void share_keys_and_values(const ConfigReader& config, const std::vector<std::string>& types,
+                           ModelSpec& spec) {
+  const auto n_layers = static_cast<int64_t>(types.size());
+  const int64_t n_shared = config.integer_or("num_kv_shared_layers", 0, n_layers - 1, 0);
+  const bool double_wide = config.boolean_or("use_double_wide_mlp", false);
+  for (int64_t i = n_layers - n_shared; i < n_layers; ++i) {
+    LayerSpec& layer = spec.layers[static_cast<size_t>(i)];
+    layer.attention.kv_source = kv_source_of(types, i, n_layers - n_shared);
+    if (!layer.attention.kv_source) {
+      config.fail("num_kv_shared_layers",
+                  fmt::format("fewer: no layer before them is of the kind \"{}\"",
+                              types[static_cast<size_t>(i)]));
+    }
+    if (double_wide) layer.mlp.intermediate_size *= 2;
+  }
+}
+
 ModelSpec read_config(const Json& json, const Json& generation_json) {
   const ConfigReader config(json, "config.json");
   const bool unified = config.text("model_type") == "gemma4_unified_text";
   const DecoderDefaults defaults{
       .n_kv_heads = 4, .head_dim = 256, .context_length = 131072, .tied_head = true};
   require_activation(config, "hidden_activation", {"gelu_pytorch_tanh"});
-  refuse_variants(config, unified);
+  if (config.text_or("use_bidirectional_attention", "vision") == "all") {
+    throw UnsupportedError(config.source() +
+                           ": \"use_bidirectional_attention\" is \"all\"; only causal attention is "
+                           "supported");
+  }
   ModelSpec spec = read_decoder_sizes(config, "gemma4", defaults);
   spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
   if (config.has("final_logit_softcapping")) {
     spec.final_softcap = config.number("final_logit_softcapping", 1e-3, 1e6);
   }
+  spec.per_layer_input_size =
+      config.integer_or("hidden_size_per_layer_input", 0, kMaxHidden, unified ? 0 : 256);
+  const int64_t rows =
+      config.integer_or("vocab_size_per_layer_input", 1, kMaxVocabulary, spec.vocab_size);
+  if (spec.per_layer_input_size > 0 && rows != spec.vocab_size) {
+    config.fail("vocab_size_per_layer_input", fmt::format("vocab_size ({})", spec.vocab_size));
+  }
   LayerSpec layer;
   layer.sandwich_norms = layer.output_scale = true;
+  layer.moe = read_experts(config);
   layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
   layer.mlp.activation = Activation::kGeluTanh;
   AttentionSpec sliding = read_heads(config, spec.hidden_size, defaults);
@@ -127,24 +163,47 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
     layer.attention = type == kFull ? full : sliding;
     spec.layers.push_back(layer);
   }
+  share_keys_and_values(config, types, spec);
   read_special_ids(config, generation_json, spec);
   return spec;
+}
+
+void add_experts(const MoeSpec& moe, int64_t hidden, TensorTable& table) {
+  table.add_norm(Role::kBesideMlpNorm, "post_feedforward_layernorm_1", "post_ffw_norm_1", hidden);
+  table.add(Role::kRouterScale, "router.scale", "ffn_gate_inp.scale", {hidden});
+  table.add_linear(Role::kRouter, "router.proj", "ffn_gate_inp", moe.n_experts, hidden, false);
+  table.add(Role::kExpertScale, "router.per_expert_scale", "ffn_down_exps.scale", {moe.n_experts});
+  table.add_norm(Role::kExpertNorm, "pre_feedforward_layernorm_2", "pre_ffw_norm_2", hidden);
+  table.add_experts(moe, "experts", true);
+  table.add_norm(Role::kExpertOutputNorm, "post_feedforward_layernorm_2", "post_ffw_norm_2",
+                 hidden);
 }
 
 std::vector<TensorEntry> tensors(const ModelSpec& spec) {
   TensorTable table(spec);
   const int64_t hidden = spec.hidden_size;
+  const int64_t per_layer = spec.per_layer_input_size;
+  const int64_t all_layers = per_layer * static_cast<int64_t>(spec.layers.size());
   table.add_embedding();
+  if (per_layer > 0) {
+    table.add(Role::kPerLayerEmbedding, "embed_tokens_per_layer.weight",
+              "per_layer_token_embd.weight", {spec.vocab_size, all_layers});
+    table.add_linear(Role::kPerLayerModelProj, "per_layer_model_projection", "per_layer_model_proj",
+                     all_layers, hidden, false);
+    table.add_norm(Role::kPerLayerModelNorm, "per_layer_projection_norm", "per_layer_proj_norm",
+                   per_layer);
+  }
   for (size_t i = 0; i < spec.layers.size(); ++i) {
-    const AttentionSpec& attention = spec.layers[i].attention;
     table.begin_layer(static_cast<int>(i));
-    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", hidden);
-    table.add_attention(attention);
-    table.add_norm(Role::kAttentionOutputNorm, "post_attention_layernorm", "post_attention_norm",
-                   hidden);
-    table.add_norm(Role::kMlpNorm, "pre_feedforward_layernorm", "ffn_norm", hidden);
-    table.add_mlp(spec.layers[i].mlp);
-    table.add_norm(Role::kMlpOutputNorm, "post_feedforward_layernorm", "post_ffw_norm", hidden);
+    table.add_sandwich_layer(spec.layers[i]);
+    if (spec.layers[i].moe) add_experts(*spec.layers[i].moe, hidden, table);
+    if (per_layer > 0) {
+      table.add_linear(Role::kPerLayerGate, "per_layer_input_gate", "inp_gate", per_layer, hidden,
+                       false);
+      table.add_linear(Role::kPerLayerProj, "per_layer_projection", "proj", hidden, per_layer,
+                       false);
+      table.add_norm(Role::kPerLayerNorm, "post_per_layer_input_norm", "post_norm", hidden);
+    }
     table.add(Role::kOutputScale, "layer_scalar", "layer_output_scale.weight", {1});
   }
   table.add_output();
@@ -168,11 +227,15 @@ void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
   const AttentionSpec* sliding = nullptr;
   std::vector<bool> pattern;
   std::vector<int32_t> kv_heads;
+  std::vector<int32_t> widths;
+  int64_t n_shared = 0;
   for (const LayerSpec& layer : spec.layers) {
     const bool slides = layer.attention.sliding_window.has_value();
     (slides ? sliding : full) = &layer.attention;
     pattern.push_back(slides);
     kv_heads.push_back(layer.attention.n_kv_heads);
+    widths.push_back(static_cast<int32_t>(layer.mlp.intermediate_size));
+    n_shared += layer.attention.kv_source ? 1 : 0;
   }
   if (full == nullptr || sliding == nullptr) {
     throw UnsupportedError("GGUF files of Gemma 4 have layers of both kinds of attention");
@@ -181,7 +244,11 @@ void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
   keys.count("block_count", static_cast<int64_t>(spec.layers.size()));
   keys.count("context_length", spec.context_length);
   keys.count("embedding_length", spec.hidden_size);
-  keys.count("feed_forward_length", spec.layers.front().mlp.intermediate_size);
+  if (widths.front() == widths.back()) {
+    keys.count("feed_forward_length", widths.front());
+  } else {
+    keys.set("feed_forward_length", GgufArray{std::move(widths)});
+  }
   keys.count("attention.head_count", full->n_heads);
   if (full->n_kv_heads == sliding->n_kv_heads) {
     keys.count("attention.head_count_kv", full->n_kv_heads);
@@ -191,13 +258,18 @@ void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
   keys.number("rope.freq_base", full->rope.theta);
   keys.number("rope.freq_base_swa", sliding->rope.theta);
   keys.number("attention.layer_norm_rms_epsilon", spec.rms_norm_eps);
+  if (const std::optional<MoeSpec>& moe = spec.layers.front().moe) {
+    keys.count("expert_count", moe->n_experts);
+    keys.count("expert_used_count", moe->top_k);
+    keys.count("expert_feed_forward_length", moe->intermediate_size);
+  }
   keys.count("attention.key_length", full->head_dim);
   keys.count("attention.value_length", full->head_dim);
   metadata.set("general.file_type", file_type);
   if (spec.final_softcap) keys.number("final_logit_softcapping", *spec.final_softcap);
   keys.count("attention.sliding_window", *sliding->sliding_window);
-  keys.count("attention.shared_kv_layers", 0);
-  keys.count("embedding_length_per_layer_input", 0);
+  keys.count("attention.shared_kv_layers", n_shared);
+  keys.count("embedding_length_per_layer_input", spec.per_layer_input_size);
   keys.set("attention.sliding_window_pattern", GgufArray{std::move(pattern)});
   keys.count("attention.key_length_swa", sliding->head_dim);
   keys.count("attention.value_length_swa", sliding->head_dim);
@@ -205,21 +277,22 @@ void write_gguf_metadata(const ModelSpec& spec, const Json&, uint32_t file_type,
   keys.count("rope.dimension_count_swa", sliding->head_dim);
 }
 
-/// head_count_kv of every layer: one number, or one per layer.
-std::vector<int64_t> kv_heads_gguf(const GgufIntegers& integers, int64_t n_layers) {
-  const std::string key = integers.prefix() + "attention.head_count_kv";
+/// A count of every layer: one number, or one per layer.
+std::vector<int64_t> layer_counts_gguf(const GgufIntegers& integers, const std::string& name,
+                                       int64_t maximum, int64_t n_layers) {
+  const std::string key = integers.prefix() + name;
   const GgufValue* value = integers.file().metadata().find(key);
   const auto* array = value == nullptr ? nullptr : std::get_if<GgufArray>(value);
   if (array == nullptr) {
-    const int64_t n = integers.read("attention.head_count_kv", 1, kMaxHeads);
+    const int64_t n = integers.read(name, 1, maximum);
     return std::vector<int64_t>(static_cast<size_t>(n_layers), n);
   }
   const auto* counts = std::get_if<std::vector<int32_t>>(&array->values);
   if (counts == nullptr || static_cast<int64_t>(counts->size()) != n_layers ||
       std::any_of(counts->begin(), counts->end(),
-                  [](int32_t n) { return n < 1 || n > kMaxHeads; })) {
-    throw FormatError(fmt::format("{}: \"{}\" must hold {} counts of heads", integers.file().path(),
-                                  key, n_layers));
+                  [&](int32_t n) { return n < 1 || n > maximum; })) {
+    throw FormatError(fmt::format("{}: \"{}\" must hold {} numbers from 1 to {}",
+                                  integers.file().path(), key, n_layers, maximum));
   }
   return {counts->begin(), counts->end()};
 }
@@ -265,10 +338,21 @@ AttentionSpec read_attention_gguf(const GgufIntegers& integers, const ModelSpec&
   return attention;
 }
 
+std::optional<MoeSpec> read_experts_gguf(const GgufIntegers& integers) {
+  const auto n_experts =
+      static_cast<int>(integers.find("expert_count", 0, kMaxExperts).value_or(0));
+  if (n_experts == 0) return std::nullopt;
+  MoeSpec moe;
+  moe.n_experts = n_experts;
+  moe.top_k = static_cast<int>(integers.read("expert_used_count", 1, n_experts));
+  moe.intermediate_size = integers.read("expert_feed_forward_length", 1, kMaxIntermediate);
+  moe.activation = Activation::kGeluTanh;
+  moe.beside_mlp = true;
+  return moe;
+}
+
 ModelSpec read_gguf(const GgufFile& file) {
   const GgufIntegers integers(file, std::string(kArchitecture));
-  refuse_keys_gguf(
-      integers, {"expert_count", "attention.shared_kv_layers", "embedding_length_per_layer_input"});
   ModelSpec spec = read_decoder_sizes_gguf(integers, "gemma4");
   spec.embedding_scale = std::sqrt(static_cast<double>(spec.hidden_size));
   const double softcap =
@@ -277,18 +361,36 @@ ModelSpec read_gguf(const GgufFile& file) {
   const int64_t n_layers = read_layer_count_gguf(integers);
   const AttentionSpec full = read_attention_gguf(integers, spec, "");
   const AttentionSpec sliding = read_attention_gguf(integers, spec, "_swa");
-  const std::vector<int64_t> kv_heads = kv_heads_gguf(integers, n_layers);
+  const std::vector<int64_t> kv_heads =
+      layer_counts_gguf(integers, "attention.head_count_kv", kMaxHeads, n_layers);
+  const std::vector<int64_t> widths =
+      layer_counts_gguf(integers, "feed_forward_length", kMaxIntermediate, n_layers);
   const std::vector<bool> pattern =
       read_layer_flags_gguf(integers, "attention.sliding_window_pattern", n_layers);
   LayerSpec layer;
   layer.sandwich_norms = layer.output_scale = true;
   layer.mlp.activation = Activation::kGeluTanh;
-  layer.mlp.intermediate_size = integers.read("feed_forward_length", 1, kMaxIntermediate);
+  layer.moe = read_experts_gguf(integers);
+  spec.per_layer_input_size =
+      integers.find("embedding_length_per_layer_input", 0, kMaxHidden).value_or(0);
+  const int64_t n_own =
+      n_layers - integers.find("attention.shared_kv_layers", 0, n_layers - 1).value_or(0);
   for (int64_t i = 0; i < n_layers; ++i) {
     const auto at = static_cast<size_t>(i);
     layer.attention = pattern[at] ? sliding : full;
     layer.attention.n_kv_heads = static_cast<int>(kv_heads[at]);
-    layer.attention.k_is_v = file.find(fmt::format("blk.{}.attn_v.weight", i)) == nullptr;
+    layer.mlp.intermediate_size = widths[at];
+    if (i < n_own) {
+      layer.attention.k_is_v = file.find(fmt::format("blk.{}.attn_v.weight", i)) == nullptr;
+    } else {
+      layer.attention.kv_source = kv_source_of(pattern, i, n_own);
+      if (!layer.attention.kv_source) {
+        throw FormatError(
+            fmt::format("{}: layer {} shares keys and values, but no layer before it "
+                        "has any of its kind",
+                        file.path(), i));
+      }
+    }
     if (layer.attention.n_heads % layer.attention.n_kv_heads != 0) {
       throw FormatError(
           fmt::format("{}: {} key and value heads in layer {}; expected a divisor of "
@@ -301,6 +403,16 @@ ModelSpec read_gguf(const GgufFile& file) {
 }
 
 std::string gguf_warning(const ModelSpec&) { return {}; }
+
+/// Files may hold keys and values for layers that read those of others: transformers drops them,
+/// too. Such tensors of any other layer are in the table, so that they never come here.
+bool ignores_tensor(std::string_view hf_name) {
+  constexpr std::string_view kUnused[] = {".self_attn.k_proj.weight", ".self_attn.v_proj.weight",
+                                          ".self_attn.k_norm.weight"};
+  const bool unused = std::any_of(std::begin(kUnused), std::end(kUnused),
+                                  [&](std::string_view end) { return hf_name.ends_with(end); });
+  return unused || is_rotary_cache(hf_name);
+}
 
 }  // namespace
 
@@ -316,7 +428,7 @@ const Family kGemma4Family = {
     .write_gguf_metadata = write_gguf_metadata,
     .gguf_extra_tensors = gguf_extra_tensors,
     .gguf_warning = gguf_warning,
-    .ignores_tensor = is_rotary_cache,
+    .ignores_tensor = ignores_tensor,
 };
 
 }  // namespace assay

@@ -73,22 +73,45 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
   return spec;
 }
 
+/// GGUF has the value heads of all key heads side by side, where the folder has them one key head
+/// after the other (architectures.md §7.8, transform 1). `block` rows or columns are a head's.
+BlockOrder value_heads(const DeltaNetSpec& spec, int64_t block, int64_t begin = 0) {
+  const int repeats = spec.n_value_heads / spec.n_key_heads;
+  if (spec.n_key_heads == 1 || repeats == 1) return {};
+  return {.begin = begin, .block = block, .groups = spec.n_key_heads, .repeats = repeats};
+}
+
 void add_delta_net(const DeltaNetSpec& spec, int64_t hidden, TensorTable& table) {
   const int64_t heads = spec.n_value_heads;
-  table.add_linear(Role::kDeltaQkvProj, "linear_attn.in_proj_qkv", "attn_qkv", spec.conv_columns(),
-                   hidden);
-  table.add_linear(Role::kDeltaZProj, "linear_attn.in_proj_z", "attn_gate", spec.value_columns(),
-                   hidden);
-  table.add_linear(Role::kDeltaBProj, "linear_attn.in_proj_b", "ssm_beta", heads, hidden, false);
-  table.add_linear(Role::kDeltaAProj, "linear_attn.in_proj_a", "ssm_alpha", heads, hidden, false);
-  table.add(Role::kDeltaConv, "linear_attn.conv1d.weight", "ssm_conv1d.weight",
-            {spec.conv_columns(), 1, spec.conv_kernel});
-  table.add(Role::kDeltaDecay, "linear_attn.A_log", "ssm_a", {heads}).gguf_transform =
-      GgufTransform::kNegativeExp;
-  table.add(Role::kDeltaStepBias, "linear_attn.dt_bias", "ssm_dt.bias", {heads});
+  const BlockOrder one_each = value_heads(spec, 1);
+  const BlockOrder rows = value_heads(spec, spec.value_dim);
+  const BlockOrder behind_keys = value_heads(spec, spec.value_dim, 2 * spec.key_columns());
+  table
+      .add_linear(Role::kDeltaQkvProj, "linear_attn.in_proj_qkv", "attn_qkv", spec.conv_columns(),
+                  hidden)
+      .gguf_rows = behind_keys;
+  table
+      .add_linear(Role::kDeltaZProj, "linear_attn.in_proj_z", "attn_gate", spec.value_columns(),
+                  hidden)
+      .gguf_rows = rows;
+  table.add_linear(Role::kDeltaBProj, "linear_attn.in_proj_b", "ssm_beta", heads, hidden, false)
+      .gguf_rows = one_each;
+  table.add_linear(Role::kDeltaAProj, "linear_attn.in_proj_a", "ssm_alpha", heads, hidden, false)
+      .gguf_rows = one_each;
+  table
+      .add(Role::kDeltaConv, "linear_attn.conv1d.weight", "ssm_conv1d.weight",
+           {spec.conv_columns(), 1, spec.conv_kernel})
+      .gguf_rows = behind_keys;
+  TensorEntry& decay = table.add(Role::kDeltaDecay, "linear_attn.A_log", "ssm_a", {heads});
+  decay.gguf_transform = GgufTransform::kNegativeExp;
+  decay.gguf_rows = one_each;
+  table.add(Role::kDeltaStepBias, "linear_attn.dt_bias", "ssm_dt.bias", {heads}).gguf_rows =
+      one_each;
   table.add_norm(Role::kDeltaNorm, "linear_attn.norm", "ssm_norm", spec.value_dim);
-  table.add_linear(Role::kDeltaOutProj, "linear_attn.out_proj", "ssm_out", hidden,
-                   spec.value_columns());
+  table
+      .add_linear(Role::kDeltaOutProj, "linear_attn.out_proj", "ssm_out", hidden,
+                  spec.value_columns())
+      .gguf_columns = rows;
 }
 
 std::vector<TensorEntry> tensors(const ModelSpec& spec) {
@@ -114,16 +137,6 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
   return table.take();
 }
 
-/// Key and value heads pair up in another order in GGUF unless one of the counts makes both orders
-/// the same (architectures.md §7.8, transform 1).
-void require_same_head_order(const DeltaNetSpec& spec) {
-  if (spec.n_key_heads == 1 || spec.n_key_heads == spec.n_value_heads) return;
-  throw UnsupportedError(fmt::format(
-      "GGUF orders the {} value heads of Gated DeltaNet by key head ({}) last; moving the columns "
-      "of its output projection is not implemented; keep the Hugging Face folder",
-      spec.n_value_heads, spec.n_key_heads));
-}
-
 void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t file_type,
                          GgufMetadata& metadata) {
   std::vector<bool> recurrent;
@@ -139,11 +152,11 @@ void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t fil
   if (attention == nullptr || delta_net == nullptr) {
     throw UnsupportedError("GGUF files of this architecture have layers of both kinds");
   }
-  require_same_head_order(*delta_net);
-  std::vector<int32_t> sections(4, 0);
+  std::vector<int32_t> sections = {11, 11, 10, 0};  // readers want the key; text does not use it
   const Json* rope = config.find("rope_parameters");
   if (rope != nullptr && rope->is_object() && rope->find("mrope_section") != nullptr) {
     const Json& list = rope->at("mrope_section");
+    sections.assign(4, 0);
     for (size_t i = 0; list.is_array() && i < std::min<size_t>(4, list.as_array().size()); ++i) {
       sections[i] = static_cast<int32_t>(list.as_array()[i].as_integer());
     }
@@ -188,15 +201,17 @@ DeltaNetSpec read_delta_net_gguf(const GgufIntegers& integers) {
         integers.file().path(), integers.prefix(), inner, spec.n_value_heads, spec.n_key_heads));
   }
   spec.value_dim = static_cast<int>(inner / spec.n_value_heads);
-  require_same_head_order(spec);
   return spec;
 }
 
 ModelSpec read_gguf(const GgufFile& file) {
   const GgufIntegers integers(file, std::string(kArchitecture));
-  refuse_keys_gguf(integers, {"expert_count", "nextn_predict_layers"});
+  refuse_keys_gguf(integers, {"expert_count"});
   ModelSpec spec = read_decoder_sizes_gguf(integers, "qwen3_5");
-  const int64_t n_layers = read_layer_count_gguf(integers);
+  const int64_t n_blocks = read_layer_count_gguf(integers);
+  // The last blocks predict further tokens; they are no part of the decoder.
+  const int64_t n_layers =
+      n_blocks - integers.find("nextn_predict_layers", 0, n_blocks - 1).value_or(0);
   AttentionSpec attention = read_heads_gguf(integers, spec.hidden_size);
   attention.qk_norm = attention.output_gate = true;
   const auto rotary_dims =
@@ -204,7 +219,8 @@ ModelSpec read_gguf(const GgufFile& file) {
   attention.rope = read_rope_gguf(file, kArchitecture, rotary_dims, spec.context_length);
   std::vector<bool> recurrent;
   if (file.metadata().find(integers.prefix() + "attention.recurrent_layers") != nullptr) {
-    recurrent = read_layer_flags_gguf(integers, "attention.recurrent_layers", n_layers);
+    recurrent = read_layer_flags_gguf(integers, "attention.recurrent_layers", n_blocks);
+    recurrent.resize(static_cast<size_t>(n_layers));
   } else {
     const int64_t interval = integers.find("full_attention_interval", 1, kMaxLayers).value_or(4);
     for (int64_t i = 0; i < n_layers; ++i) recurrent.push_back((i + 1) % interval != 0);

@@ -12,6 +12,8 @@ namespace assay {
   ROW(kLlamaFamily)         \
   ROW(kQwen2Family)         \
   ROW(kQwen3Family)         \
+  ROW(kQwen3MoeFamily)      \
+  ROW(kGemma3Family)        \
   ROW(kGemma4Family)        \
   ROW(kQwen35Family)
 
@@ -70,7 +72,46 @@ const Family& find_family(std::string_view name) {
   throw UnsupportedError("there is no model family \"" + std::string(name) + "\"");
 }
 
+namespace {
+
+int64_t huggingface_block(const BlockOrder& order, int64_t p) {
+  return p % order.groups * order.repeats + p / order.groups;
+}
+
+std::vector<int64_t> moved_rows(const BlockOrder& order, int64_t n_rows) {
+  std::vector<int64_t> rows;
+  for (int64_t r = 0; r < n_rows; ++r) {
+    const int64_t inside = r - order.begin;
+    rows.push_back(inside < 0 ? r
+                              : order.begin +
+                                    huggingface_block(order, inside / order.block) * order.block +
+                                    inside % order.block);
+  }
+  return rows;
+}
+
+}  // namespace
+
+ColumnOrder gguf_columns_of_huggingface(const TensorEntry& entry) {
+  const BlockOrder& order = entry.gguf_columns;
+  ColumnOrder columns{.block = order.block};
+  for (int64_t p = 0; order.block > 0 && p < order.groups * order.repeats; ++p) {
+    columns.source.push_back(huggingface_block(order, p));
+  }
+  return columns;
+}
+
+ColumnOrder huggingface_columns_of_gguf(const TensorEntry& entry) {
+  const ColumnOrder there = gguf_columns_of_huggingface(entry);
+  ColumnOrder columns{.block = there.block, .source = std::vector<int64_t>(there.source.size())};
+  for (size_t p = 0; p < there.source.size(); ++p) {
+    columns.source[static_cast<size_t>(there.source[p])] = static_cast<int64_t>(p);
+  }
+  return columns;
+}
+
 std::vector<int64_t> huggingface_rows_of_gguf(const TensorEntry& entry) {
+  if (entry.gguf_rows.block > 0) return moved_rows(entry.gguf_rows, entry.shape[0]);
   if (entry.gguf_transform != GgufTransform::kInterleaveRope) return {};
   const int64_t n_rows = entry.shape[0];
   const int64_t head_dim = n_rows / entry.n_heads;
@@ -85,6 +126,7 @@ std::vector<int64_t> huggingface_rows_of_gguf(const TensorEntry& entry) {
 }
 
 Shape gguf_shape(const TensorEntry& entry) {
+  if (entry.gguf_stack) return entry.gguf_stack->shape;
   if (entry.shape.size() < 3) return entry.shape;
   Shape shape;
   for (const int64_t n : entry.shape) {
@@ -180,6 +222,36 @@ std::string_view role_name(Role role) {
       return "delta_norm";
     case Role::kDeltaOutProj:
       return "delta_out_proj";
+    case Role::kRouter:
+      return "router";
+    case Role::kRouterScale:
+      return "router_scale";
+    case Role::kExpertScale:
+      return "expert_scale";
+    case Role::kExpertGateProj:
+      return "expert_gate_proj";
+    case Role::kExpertUpProj:
+      return "expert_up_proj";
+    case Role::kExpertDownProj:
+      return "expert_down_proj";
+    case Role::kExpertNorm:
+      return "expert_norm";
+    case Role::kExpertOutputNorm:
+      return "expert_output_norm";
+    case Role::kBesideMlpNorm:
+      return "beside_mlp_norm";
+    case Role::kPerLayerEmbedding:
+      return "per_layer_embedding";
+    case Role::kPerLayerModelProj:
+      return "per_layer_model_proj";
+    case Role::kPerLayerModelNorm:
+      return "per_layer_model_norm";
+    case Role::kPerLayerGate:
+      return "per_layer_gate";
+    case Role::kPerLayerProj:
+      return "per_layer_proj";
+    case Role::kPerLayerNorm:
+      return "per_layer_norm";
   }
   return "unknown";
 }

@@ -147,12 +147,20 @@ RopeSpec read_layer_rope_config(const ConfigReader& config, std::string_view lay
   RopeSpec rope;
   rope.rotary_dims = head_dim;
   rope.theta = defaults.theta;
+  if (!defaults.theta_key.empty()) {
+    rope.theta = config.number_or(defaults.theta_key, 1e-6, kMaxTheta, defaults.theta);
+  }
   const Json nothing = Json::object();
   const Json* all = config.find("rope_parameters");
   const ConfigReader types(all == nullptr ? nothing : *all, config.source() + ": rope_parameters");
+  if (types.has("rope_type")) types.fail("rope_type", "one object per layer type instead");
   const Json* own = types.find(layer_type);
-  const ConfigReader scaling(own == nullptr ? nothing : *own,
-                             types.source() + ": " + std::string(layer_type));
+  std::string name = "rope_parameters: " + std::string(layer_type);
+  if (own == nullptr && !defaults.scaling_key.empty()) {
+    own = config.find(defaults.scaling_key);
+    name = defaults.scaling_key;
+  }
+  const ConfigReader scaling(own == nullptr ? nothing : *own, config.source() + ": " + name);
   const std::string type =
       scaling.text_or("rope_type", defaults.proportional ? "proportional" : "default");
   if (type != "proportional") return read_scaling(config, scaling, context_length, rope);

@@ -20,11 +20,14 @@ RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t c
 RopeSpec read_partial_rope_config(const ConfigReader& config, int head_dim, int64_t context_length,
                                   double default_partial);
 
-/// What a layer type has where the config does not say it.
+/// What a layer type has where the config does not say it, and the keys of older configs that say
+/// it outside `rope_parameters` (empty: there are none).
 struct LayerRopeDefaults {
   double theta = 10000.0;
   double partial = 1.0;
   bool proportional = false;
+  std::string_view theta_key = {};
+  std::string_view scaling_key = {};
 };
 
 /// Gemma: `rope_parameters` has one dictionary per layer type. Kinds default, linear and

@@ -69,9 +69,12 @@ void TensorTable::add_attention(const AttentionSpec& spec, GgufTransform rope, G
   add_projection(Role::kQProj, Role::kQBias, "self_attn.q_proj", "attn_q",
                  spec.output_gate ? 2 * q_columns : q_columns, hidden, spec.qkv_bias, rope,
                  spec.n_heads);
-  add_projection(Role::kKProj, Role::kKBias, "self_attn.k_proj", "attn_k", kv_rows, hidden,
-                 spec.qkv_bias, rope, spec.n_kv_heads);
-  if (!spec.k_is_v) {
+  const bool own_kv = !spec.kv_source;
+  if (own_kv) {
+    add_projection(Role::kKProj, Role::kKBias, "self_attn.k_proj", "attn_k", kv_rows, hidden,
+                   spec.qkv_bias, rope, spec.n_kv_heads);
+  }
+  if (own_kv && !spec.k_is_v) {
     add_projection(Role::kVProj, Role::kVBias, "self_attn.v_proj", "attn_v", kv_rows, hidden,
                    spec.qkv_bias, GgufTransform::kNone, 0);
   }
@@ -79,7 +82,7 @@ void TensorTable::add_attention(const AttentionSpec& spec, GgufTransform rope, G
                  spec.o_bias, GgufTransform::kNone, 0);
   if (!spec.qk_norm) return;
   add_norm(Role::kQNorm, "self_attn.q_norm", "attn_q_norm", spec.head_dim, norm);
-  add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", spec.head_dim, norm);
+  if (own_kv) add_norm(Role::kKNorm, "self_attn.k_norm", "attn_k_norm", spec.head_dim, norm);
 }
 
 void TensorTable::add_mlp(const MlpSpec& spec) {
@@ -91,6 +94,57 @@ void TensorTable::add_mlp(const MlpSpec& spec) {
                  GgufTransform::kNone, 0);
   add_projection(Role::kDownProj, Role::kDownBias, "mlp.down_proj", "ffn_down", hidden, inner,
                  spec.bias, GgufTransform::kNone, 0);
+}
+
+void TensorTable::add_experts(const MoeSpec& spec, const std::string& hf_module, bool fused) {
+  const int64_t hidden = spec_.hidden_size;
+  const int64_t inner = spec.intermediate_size;
+  const int64_t n = spec.n_experts;
+  const Shape both{n, 2 * inner, hidden};
+  const TensorSlice gate_up{hf_prefix_ + hf_module + ".gate_up_proj", both};
+  const TensorSlice down{hf_prefix_ + hf_module + ".down_proj", {n, hidden, inner}};
+  const auto add_expert = [&](Role role, int64_t expert, const std::string& hf_name, Shape shape,
+                              TensorSlice hf_stack, TensorSlice gguf_stack) {
+    TensorEntry& entry =
+        add(role, fmt::format("{}.{}.{}.weight", hf_module, expert, hf_name), "", std::move(shape));
+    entry.expert = static_cast<int>(expert);
+    entry.quantizable = true;
+    entry.hf_stack = std::move(hf_stack);
+    entry.gguf_name = gguf_stack.name;
+    entry.gguf_stack = std::move(gguf_stack);
+  };
+  const auto at = [](TensorSlice stack, int64_t first_row) {
+    stack.first_row = first_row;
+    return stack;
+  };
+  const auto gguf = [&](const char* name, Shape shape) {
+    return TensorSlice{gguf_prefix_ + name + ".weight", std::move(shape)};
+  };
+  const Shape one{n, inner, hidden};
+  const TensorSlice gguf_both = gguf("ffn_gate_up_exps", both);
+  const TensorSlice gguf_gate = fused ? gguf_both : gguf("ffn_gate_exps", one);
+  const TensorSlice gguf_up = fused ? gguf_both : gguf("ffn_up_exps", one);
+  const TensorSlice gguf_down = gguf("ffn_down_exps", {n, hidden, inner});
+  const int64_t stride = fused ? 2 * inner : inner;
+  for (int64_t e = 0; e < n; ++e) {
+    add_expert(Role::kExpertGateProj, e, "gate_proj", {inner, hidden}, at(gate_up, e * 2 * inner),
+               at(gguf_gate, e * stride));
+    add_expert(Role::kExpertUpProj, e, "up_proj", {inner, hidden},
+               at(gate_up, e * 2 * inner + inner), at(gguf_up, e * stride + (fused ? inner : 0)));
+    add_expert(Role::kExpertDownProj, e, "down_proj", {hidden, inner}, at(down, e * hidden),
+               at(gguf_down, e * hidden));
+  }
+}
+
+void TensorTable::add_sandwich_layer(const LayerSpec& spec, GgufTransform norm) {
+  const int64_t hidden = spec_.hidden_size;
+  add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", hidden, norm);
+  add_attention(spec.attention, GgufTransform::kNone, norm);
+  add_norm(Role::kAttentionOutputNorm, "post_attention_layernorm", "post_attention_norm", hidden,
+           norm);
+  add_norm(Role::kMlpNorm, "pre_feedforward_layernorm", "ffn_norm", hidden, norm);
+  add_mlp(spec.mlp);
+  add_norm(Role::kMlpOutputNorm, "post_feedforward_layernorm", "post_ffw_norm", hidden, norm);
 }
 
 std::vector<TensorEntry> dense_tensors(const ModelSpec& spec, GgufTransform rope) {

@@ -33,8 +33,10 @@ struct AttentionQuery {
 /// attend for queries of any heads and positions that read the same cache rows: each segment is
 /// widened once for all. Bits as of attend for each alone. Returns −1, or the index of the first
 /// query with a score or result that is not finite.
+/// `ring`: rows after which positions begin anew (KvCache::rows); 0: there are as many as
+/// positions.
 int64_t attend_many(std::span<const AttentionQuery> queries, const void* keys, const void* values,
-                    KvType type, int head_dim, float scale);
+                    KvType type, int head_dim, float scale, int64_t ring = 0);
 
 /// The same, one value at a time: the oracle of the tests.
 bool attend_reference(const float* q, const void* keys, const void* values, KvType type,

@@ -98,7 +98,7 @@ bool attend_reference(const float* q, const void* keys, const void* values, KvTy
 }
 
 int64_t attend_many(std::span<const AttentionQuery> queries, const void* keys, const void* values,
-                    KvType type, int head_dim, float scale) {
+                    KvType type, int head_dim, float scale, int64_t ring) {
   if (queries.empty()) return -1;
   // Kept from call to call: fresh memory costs page faults.
   struct Space {
@@ -129,6 +129,7 @@ int64_t attend_many(std::span<const AttentionQuery> queries, const void* keys, c
   call.type = type;
   call.head_dim = head_dim;
   call.scale = scale;
+  call.ring = ring;
   constexpr size_t kAlignment = 16;  // floats
   const auto size = static_cast<size_t>(attend_workspace_floats(head_dim, call.n_queries));
   if (space.workspace.size() < size + kAlignment) space.workspace.resize(size + kAlignment);

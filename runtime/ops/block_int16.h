@@ -38,6 +38,9 @@ int64_t quantize_block_int16(const float* x, int64_t rows, int64_t columns, int6
 int64_t quantize_block_int16_reference(const float* x, int64_t rows, int64_t columns,
                                        int64_t stride, BlockInt16& out);
 
+/// Some rows of x, in the given order.
+void gather_block_int16(const BlockInt16& x, std::span<const int64_t> rows, BlockInt16& out);
+
 /// s·q of every element, exact in fp32; out (rows, columns).
 void dequantize_block_int16(const BlockInt16& x, float* out);
 

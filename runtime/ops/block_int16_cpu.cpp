@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -91,6 +92,21 @@ int64_t quantize_block_int16_reference(const float* x, int64_t rows, int64_t col
     }
   }
   return -1;
+}
+
+void gather_block_int16(const BlockInt16& x, std::span<const int64_t> rows, BlockInt16& out) {
+  out.resize(static_cast<int64_t>(rows.size()), x.columns);
+  const auto copy = [&](const auto& from, auto& to, int64_t width) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::copy_n(from.data() + rows[i] * width, width,
+                  to.data() + static_cast<int64_t>(i) * width);
+    }
+  };
+  copy(x.high, out.high, x.padded_columns);
+  copy(x.low, out.low, x.padded_columns);
+  copy(x.scales, out.scales, x.n_groups());
+  copy(x.high_sums, out.high_sums, x.padded_columns / kSumColumns);
+  copy(x.low_sums, out.low_sums, x.padded_columns / kSumColumns);
 }
 
 void dequantize_block_int16(const BlockInt16& x, float* out) {

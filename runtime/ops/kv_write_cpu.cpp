@@ -31,8 +31,8 @@ int64_t round_to_cache(const float* x, int64_t n, KvType type, void* out) {
 
 int64_t kv_write(const float* k, const float* v, int n_kv_heads, int head_dim, int layer,
                  int sequence, int64_t position, KvCache& cache) {
-  const auto row = static_cast<uint64_t>(position) * static_cast<uint64_t>(head_dim) *
-                   kv_type_bytes(cache.type());
+  const auto row = static_cast<uint64_t>(position % cache.rows(layer)) *
+                   static_cast<uint64_t>(head_dim) * kv_type_bytes(cache.type());
   for (const bool value : {false, true}) {
     const float* x = value ? v : k;
     for (int head = 0; head < n_kv_heads; ++head) {

@@ -124,8 +124,10 @@ struct RowFold {
 };
 
 int64_t columns_per_scale(const WeightFormat& format, int64_t columns, int64_t group_size) {
-  if (format.fixed_group() > 0) return format.fixed_group();
-  return group_size > 0 ? group_size : columns;
+  const int64_t fixed = format.fixed_group();
+  if (fixed == 0) return group_size > 0 ? group_size : columns;
+  const bool is_split = group_size > 0 && group_size < fixed && fixed % group_size == 0;
+  return is_split ? group_size : fixed;
 }
 
 ReferenceRow::ReferenceRow(const WeightFormat& format, int64_t columns, int64_t group_size,

@@ -9,7 +9,8 @@
 
 namespace assay {
 
-/// Columns that share a scale: what the format fixes, else group_size, else (0 or less) the row.
+/// Columns that share a scale: what the format fixes, or a part of it where the scales of moved
+/// columns were split (CheckpointMatrix::group_size); else group_size, else (0 or less) the row.
 int64_t columns_per_scale(const WeightFormat& format, int64_t columns, int64_t group_size);
 
 /// One row of a matrix ready for the plain dot product of arithmetic.md §3. kFloat rows are

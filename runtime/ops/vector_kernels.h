@@ -18,6 +18,7 @@ struct AttendCall {
   KvType type = KvType::kF16;
   int head_dim = 0;
   float scale = 0.0f;
+  int64_t ring = 0;            // rows after which positions begin anew; 0: none
   float* workspace = nullptr;  // attend_workspace_floats(), at a multiple of 64 bytes
 };
 

@@ -394,7 +394,7 @@ ASSAY_INLINE typename V::F load_cache(const void* rows, KvType type, int64_t off
   return V::load_first(static_cast<const float*>(rows) + offset, V::first_n(count));
 }
 
-/// Widens positions [from, to) of the segment that begins at `base`: keys transposed, values as
+/// Widens positions [from, to) of the segment that begins in row `base`: keys transposed, values as
 /// they are. Keys of other positions in the same vectors become zeros.
 template <class V>
 void widen_segment(const AttendCall& call, int64_t base, int64_t from, int64_t to,
@@ -644,7 +644,8 @@ int64_t attend_of(const AttendCall& call) {
   for (int64_t base = lowest / kPositions * kPositions; base <= highest; base += kPositions) {
     const int64_t from = lowest > base ? lowest - base : 0;
     const int64_t to = highest - base + 1 < kPositions ? highest - base + 1 : kPositions;
-    widen_segment<V>(call, base, from, to, space);
+    const int64_t first_row = call.ring > 0 ? base % call.ring : base;
+    widen_segment<V>(call, first_row, from, to, space);
     int64_t query = 0;
     for (; query + kQueries <= call.n_queries; query += kQueries) {
       const int64_t at = attend_block<V, kQueries>(call, query, base, space);

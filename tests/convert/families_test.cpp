@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <set>
+#include <tuple>
 
 #include "convert/core/error.h"
 #include "convert/families/family.h"
@@ -311,6 +312,156 @@ TEST(RopeConfig, Llama3FactorsAreOneBelowAndTheFactorAboveTheBand) {
 
 // ---------------------------------------------------------------------------------------------
 
+TEST(Gemma3Config, UsesTheDefaultsOfItsClassWhereATextPartIsSilent) {
+  const Json config = object({{"model_type", "gemma3_text"},
+                              {"hidden_size", 2560},
+                              {"intermediate_size", 10240},
+                              {"num_hidden_layers", 34},
+                              {"rope_scaling", object({{"factor", 8.0}, {"rope_type", "linear"}})},
+                              {"sliding_window", 1024}});
+
+  const ModelSpec spec = read(config);
+
+  EXPECT_EQ(spec.vocab_size, 262208);
+  EXPECT_TRUE(spec.tied_head);
+  EXPECT_EQ(spec.context_length, 131072);
+  ASSERT_EQ(spec.layers.size(), 34u);
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const AttentionSpec& attention = spec.layers[i].attention;
+    const bool full = (i + 1) % 6 == 0;
+    EXPECT_EQ(attention.sliding_window.has_value(), !full) << i;
+    EXPECT_EQ(attention.rope.kind, full ? RopeSpec::Kind::kLinear : RopeSpec::Kind::kDefault);
+    EXPECT_EQ(attention.rope.theta, full ? 1e6 : 1e4);
+    EXPECT_EQ(attention.rope.factor, full ? 8.0 : 1.0);
+    EXPECT_EQ(attention.n_heads, 8);
+    EXPECT_EQ(attention.n_kv_heads, 4);
+    EXPECT_EQ(attention.head_dim, 256);
+    EXPECT_EQ(attention.scale, 1.0 / 16.0);
+  }
+  EXPECT_EQ(spec.layers[0].attention.sliding_window, 1024);
+}
+
+TEST(Gemma3Config, ReadsBothSpellingsOfTheTwoRotations) {
+  const Json layered = object(
+      {{"full_attention", object({{"rope_type", "linear"}, {"factor", 8.0}, {"rope_theta", 5e5}})},
+       {"sliding_attention", object({{"rope_type", "default"}, {"rope_theta", 2e4}})}});
+  const ModelSpec old_form =
+      read_with({{"rope_theta", 5e5},
+                 {"rope_local_base_freq", 2e4},
+                 {"_sliding_window_pattern", 2},
+                 {"rope_scaling", object({{"factor", 8.0}, {"rope_type", "linear"}})}},
+                "gemma3_text");
+  const ModelSpec new_form = read_with(
+      {{"rope_parameters", layered}, {"rope_theta", Json()}, {"sliding_window_pattern", 2}},
+      "gemma3_text");
+
+  for (const size_t i : {0u, 1u}) {
+    EXPECT_EQ(old_form.layers[i].attention.rope, new_form.layers[i].attention.rope) << i;
+  }
+  EXPECT_EQ(new_form.layers[0].attention.rope.theta, 2e4);
+  EXPECT_EQ(new_form.layers[1].attention.rope.theta, 5e5);
+  const Json flat = object({{"rope_type", "linear"}, {"factor", 8.0}});
+  EXPECT_THAT(error_of<FormatError>({{"rope_parameters", flat}}, "gemma3_text"),
+              HasSubstr("one object per layer type"));
+}
+
+TEST(Gemma3Config, RefusesByNameWhatItDoesNotDo) {
+  EXPECT_THAT(error_of<UnsupportedError>({{"attn_logit_softcapping", 50.0}}, "gemma3_text"),
+              HasSubstr("attn_logit_softcapping"));
+  EXPECT_THAT(error_of<UnsupportedError>({{"use_bidirectional_attention", true}}, "gemma3_text"),
+              HasSubstr("use_bidirectional_attention"));
+  EXPECT_THAT(error_of<UnsupportedError>({{"hidden_activation", "gelu"}}, "gemma3_text"),
+              HasSubstr("\"gelu\""));
+  EXPECT_THAT(error_of<FormatError>(
+                  {{"layer_types", Json(Json::Array{"sliding_attention", "conv"})}}, "gemma3_text"),
+              HasSubstr("layer_types"));
+}
+
+TEST(Gemma3Gguf, RefusesWhatReadersWouldGuessWrong) {
+  const auto write = [](Json::Object members) {
+    members.emplace_back("sliding_window_pattern", 2);
+    members.emplace_back("head_dim", 16);
+    GgufMetadata metadata;
+    find_family("gemma3").write_gguf_metadata(read_with(std::move(members), "gemma3_text"),
+                                              Json::object(), 0, metadata);
+    return metadata;
+  };
+
+  const GgufMetadata metadata = write({{"query_pre_attn_scalar", 16}});
+  EXPECT_EQ(metadata.integer("gemma3.attention.sliding_window_pattern"), 2);
+  EXPECT_EQ(metadata.number("gemma3.rope.freq_base_swa"), 1e4);
+  EXPECT_THROW(write({{"query_pre_attn_scalar", 24}}), UnsupportedError);
+}
+
+TEST(Qwen3MoeConfig, TellsDenseLayersFromThoseWithExperts) {
+  const ModelSpec spec = read_with({{"num_hidden_layers", 6},
+                                    {"decoder_sparse_step", 2},
+                                    {"mlp_only_layers", Json(Json::Array{3})},
+                                    {"num_experts", 8},
+                                    {"num_experts_per_tok", 3},
+                                    {"moe_intermediate_size", 32},
+                                    {"norm_topk_prob", true}},
+                                   "qwen3_moe");
+
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const bool has_experts = i == 1 || i == 5;
+    EXPECT_EQ(spec.layers[i].moe.has_value(), has_experts) << i;
+    EXPECT_EQ(spec.layers[i].mlp.intermediate_size, has_experts ? 0 : 96) << i;
+  }
+  EXPECT_EQ(spec.layers[1].moe->n_experts, 8);
+  EXPECT_EQ(spec.layers[1].moe->top_k, 3);
+  EXPECT_EQ(spec.layers[1].moe->intermediate_size, 32);
+  EXPECT_TRUE(spec.layers[1].moe->normalize);
+}
+
+TEST(Qwen3MoeConfig, RefusesNumbersThatDoNotFit) {
+  for (const Json::Member& member :
+       std::vector<Json::Member>{{"num_experts", 0},
+                                 {"num_experts_per_tok", 129},
+                                 {"moe_intermediate_size", 0},
+                                 {"decoder_sparse_step", 0},
+                                 {"mlp_only_layers", Json(Json::Array{2})},
+                                 {"mlp_only_layers", 1}}) {
+    EXPECT_THAT(error_of<FormatError>({member}, "qwen3_moe"), HasSubstr(member.first));
+  }
+}
+
+TEST(Qwen3MoeGguf, RefusesWhatReadersWouldRunInAnotherWay) {
+  const auto write = [](Json::Object members) {
+    const ModelSpec spec = read_with(std::move(members), "qwen3_moe");
+    GgufMetadata metadata;
+    find_family("qwen3_moe").write_gguf_metadata(spec, Json::object(), 0, metadata);
+    return metadata;
+  };
+
+  EXPECT_EQ(write({{"norm_topk_prob", true}}).integer("qwen3moe.expert_used_count"), 8);
+  EXPECT_THROW(write({{"norm_topk_prob", false}}), UnsupportedError);
+  EXPECT_THROW(write({{"norm_topk_prob", true}, {"decoder_sparse_step", 2}}), UnsupportedError);
+}
+
+TEST(Gemma4Config, SharedLayersReadTheLastOfTheirKindBeforeThem) {
+  const Json types(Json::Array{"sliding_attention", "full_attention", "sliding_attention",
+                               "sliding_attention", "full_attention"});
+  const ModelSpec spec = read_with({{"num_hidden_layers", 5},
+                                    {"layer_types", types},
+                                    {"num_kv_shared_layers", 2},
+                                    {"use_double_wide_mlp", true},
+                                    {"hidden_size_per_layer_input", 16}},
+                                   "gemma4_text");
+
+  EXPECT_EQ(spec.layers[2].attention.kv_source, std::nullopt);
+  EXPECT_EQ(spec.layers[3].attention.kv_source, 2);
+  EXPECT_EQ(spec.layers[4].attention.kv_source, 1);
+  EXPECT_EQ(spec.layers[2].mlp.intermediate_size, 96);
+  EXPECT_EQ(spec.layers[3].mlp.intermediate_size, 192);
+  EXPECT_THAT(error_of<FormatError>(
+                  {{"num_hidden_layers", 5}, {"layer_types", types}, {"num_kv_shared_layers", 4}},
+                  "gemma4_text"),
+              HasSubstr("num_kv_shared_layers"));
+}
+
+// ---------------------------------------------------------------------------------------------
+
 TEST(Families, AreFoundByEveryName) {
   for (const Family* family : all_families()) {
     EXPECT_EQ(&find_family(family->name), family);
@@ -326,21 +477,35 @@ TEST(Families, AreFoundByEveryName) {
 TEST(Families, TablesNameEveryTensorOnce) {
   for (const Family* family : all_families()) {
     for (const std::string_view type : family->model_types) {
-      TinyModelOptions options{.model_type = std::string(type), .attention_bias = true};
-      if (type.starts_with("gemma4")) options.config = {{"hidden_size_per_layer_input", 0}};
+      const TinyModelOptions options{.model_type = std::string(type), .attention_bias = true};
       const ModelSpec spec = read(make_tiny_model(options).config);
       std::set<std::string> hf_names;
-      std::set<std::string> gguf_names;
-      std::set<std::pair<Role, int>> roles;
+      std::set<std::pair<std::string, int64_t>> gguf_places;
+      std::set<std::tuple<Role, int, int>> roles;
       for (const TensorEntry& entry : family->tensors(spec)) {
         EXPECT_TRUE(hf_names.insert(entry.hf_name).second) << entry.hf_name;
-        EXPECT_TRUE(gguf_names.insert(entry.gguf_name).second) << entry.gguf_name;
-        EXPECT_TRUE(roles.insert({entry.role, entry.layer}).second) << entry.hf_name;
+        const int64_t first_row = entry.gguf_stack ? entry.gguf_stack->first_row : 0;
+        EXPECT_TRUE(gguf_places.insert({entry.gguf_name, first_row}).second) << entry.gguf_name;
+        EXPECT_TRUE(roles.insert({entry.role, entry.layer, entry.expert}).second) << entry.hf_name;
         EXPECT_LE(entry.gguf_name.size(), 63u);
         EXPECT_TRUE(!entry.quantizable || (entry.is_matrix() && entry.layer >= 0));
       }
     }
   }
+}
+
+TEST(Families, ValueHeadsOfOneKeyHeadStandApartInGguf) {
+  TensorEntry entry;
+  entry.shape = {4 + 2 * 6, 5};
+  entry.gguf_rows = {.begin = 4, .block = 2, .groups = 2, .repeats = 3};
+
+  // Heads 0 1 2 of the first key head and 3 4 5 of the second become 0 3 1 4 2 5.
+  EXPECT_THAT(huggingface_rows_of_gguf(entry),
+              testing::ElementsAre(0, 1, 2, 3, 4, 5, 10, 11, 6, 7, 12, 13, 8, 9, 14, 15));
+
+  entry.gguf_columns = {.block = 2, .groups = 2, .repeats = 3};
+  EXPECT_THAT(gguf_columns_of_huggingface(entry).source, testing::ElementsAre(0, 3, 1, 4, 2, 5));
+  EXPECT_THAT(huggingface_columns_of_gguf(entry).source, testing::ElementsAre(0, 2, 4, 1, 3, 5));
 }
 
 TEST(Families, RotaryRowsInterleaveTheHalvesOfEachHead) {

@@ -353,6 +353,22 @@ TEST(GgufVocabulary, Case_B48_RefusesMoreTokensThanRows) {
   }
 }
 
+TEST(GgufVocabulary, ScoresOfPiecesFollowTheOrderOfTheMerges) {
+  TinyModel model = test::read_model(test::source_path("tests/data/families/gemma3"));
+  model.tokenizer_json = make_tiny_model({.vocab_size = 256}).tokenizer_json;
+
+  const GgufMetadata metadata = metadata_of(model);
+
+  EXPECT_EQ(metadata.string("tokenizer.ggml.model"), "llama");
+  EXPECT_EQ(metadata.find("tokenizer.ggml.merges"), nullptr);
+  const auto& scores = std::get<std::vector<float>>(
+      std::get<GgufArray>(*metadata.find("tokenizer.ggml.scores")).values);
+  ASSERT_EQ(scores.size(), 256u);
+  EXPECT_EQ(texts_of(metadata, "tokenizer.ggml.tokens")[255], "th");
+  EXPECT_EQ(scores[255], 0.0f);  // what the only merge makes
+  EXPECT_EQ(scores[100], -1.0f);
+}
+
 TEST(GgufVocabulary, WritesPaddingTokenAndBosRule) {
   const GgufMetadata metadata = metadata_of(make_tiny_model());
 

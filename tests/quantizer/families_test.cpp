@@ -28,6 +28,7 @@ class QuantizedFamily : public testing::TestWithParam<const char*> {
   RunOptions with_family(RunOptions options, const std::string& out) const {
     options.model = test::source_path(std::string("tests/data/families/") + GetParam());
     options.calibration = fixture_.path("ids.npy");
+    options.min_expert_tokens = 8;
     options.out = fixture_.path(out);
     return options;
   }
@@ -37,7 +38,8 @@ class QuantizedFamily : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Families, QuantizedFamily,
-                         testing::Values("qwen2", "qwen3", "gemma4", "qwen3_5"),
+                         testing::Values("qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma4",
+                                         "gemma4_e", "gemma4_moe", "qwen3_5"),
                          [](const auto& model) { return std::string(model.param); });
 
 TEST_P(QuantizedFamily, OpensAndHoldsEveryLinearInFourBits) {
@@ -46,7 +48,7 @@ TEST_P(QuantizedFamily, OpensAndHoldsEveryLinearInFourBits) {
   const auto checkpoint = Checkpoint::open(fixture_.path("out"));
   int64_t n_quantized = 0;
   for (const TensorEntry& entry : checkpoint->tensors()) {
-    const bool packed = checkpoint->stored(entry.role, entry.layer).scale_dtype.has_value();
+    const bool packed = checkpoint->stored(entry).scale_dtype.has_value();
     EXPECT_EQ(packed, entry.quantizable) << entry.hf_name;
     n_quantized += packed ? 1 : 0;
   }

@@ -184,6 +184,26 @@ TEST(KvWrite, ReportsTheFirstValueThatOverflowsTheCacheType) {
   EXPECT_EQ(kv_write(k.data(), v.data(), 2, 4, 0, 0, 1, cache), 6);
 }
 
+TEST(KvCache, AWindowKeepsWholeSegmentsAndNeverMoreThanTheContext) {
+  CacheLayerSpec layer = cache_layer(2, 4);
+  EXPECT_EQ(KvCache::rows(layer, 1000, 32), 1000);  // no window
+  layer.sliding_window = 100;
+  EXPECT_EQ(KvCache::rows(layer, 1000, 0), 1000);
+  EXPECT_EQ(KvCache::rows(layer, 1000, 1), 128);
+  EXPECT_EQ(KvCache::rows(layer, 1000, 29), 128);
+  EXPECT_EQ(KvCache::rows(layer, 1000, 30), 256);
+  EXPECT_EQ(KvCache::rows(layer, 200, 150), 200);
+  layer.sliding_window = 5000;
+  EXPECT_EQ(KvCache::rows(layer, 1000, 1), 1000);
+
+  layer.sliding_window = 100;
+  const std::vector<CacheLayerSpec> layers = {layer, cache_layer(1, 8)};
+  const KvCache cache(layers, KvType::kF16, 3, 1000, {}, 16);
+  EXPECT_EQ(cache.bytes(), KvCache::bytes(layers, KvType::kF16, 3, 1000, 16));
+  EXPECT_EQ(cache.bytes(), 2u * 2 * 3 * (2 * 4 * 128 + 8 * 1000));
+  EXPECT_FALSE(cache.can_rewind());
+}
+
 TEST(KvCache, KeepsHeadsPositionsAndSequencesApart) {
   const std::vector<CacheLayerSpec> layers = {cache_layer(2, 3), cache_layer(1, 5)};
   for (const KvType type : {KvType::kF16, KvType::kBF16, KvType::kF32}) {

@@ -3,14 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <memory>
 
 #include "convert/checkpoint.h"
+#include "convert/gguf_export.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/isa.h"
 #include "tests/runtime/references.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
 
 namespace assay {
 namespace {
@@ -26,8 +30,12 @@ class FamilyModel : public testing::TestWithParam<const char*> {
   void TearDown() override { force_isa(best_isa()); }
 
   std::unique_ptr<Executor> load(int n_sequences = 1) const {
+    return load(Checkpoint::open(path_), n_sequences);
+  }
+  static std::unique_ptr<Executor> load(std::shared_ptr<const Checkpoint> checkpoint,
+                                        int n_sequences = 1) {
     return make_cpu_device()->load(
-        Checkpoint::open(path_),
+        std::move(checkpoint),
         {.kv_type = KvType::kF32, .n_sequences = n_sequences, .context = 64});
   }
 
@@ -49,7 +57,8 @@ class FamilyModel : public testing::TestWithParam<const char*> {
 };
 
 INSTANTIATE_TEST_SUITE_P(Families, FamilyModel,
-                         testing::Values("qwen2", "qwen3", "gemma4", "qwen3_5"),
+                         testing::Values("qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma4",
+                                         "gemma4_e", "gemma4_moe", "qwen3_5"),
                          [](const auto& model) { return std::string(model.param); });
 
 TEST_P(FamilyModel, GivesTheLogitsOfAnIndependentProgram) {
@@ -83,6 +92,19 @@ TEST_P(FamilyModel, GivesTheSameBitsOnEveryInstructionSetAndInEveryChunking) {
   }
 }
 
+TEST_P(FamilyModel, GivesTheSameBitsFromGguf) {
+  const test::TemporaryDirectory folder;
+  std::filesystem::copy(path_, folder.file("model"));
+  folder.write("model/tokenizer.json", test::make_tiny_model({.vocab_size = 256}).tokenizer_json);
+  const std::vector<float> expected = logits_in_chunks(*load(), ids_.size());
+
+  GgufExport(Checkpoint::open(folder.file("model")), {}).write(folder.file("model.gguf"));
+  const auto gguf = Checkpoint::open(folder.file("model.gguf"));
+
+  EXPECT_EQ(gguf->kind(), CheckpointKind::kGguf);
+  EXPECT_TRUE(bits_equal(logits_in_chunks(*load(gguf), ids_.size()), expected));
+}
+
 TEST_P(FamilyModel, GivesTheSameBitsAfterAResetAndBesideOtherSequences) {
   const std::vector<float> expected = logits_in_chunks(*load(), ids_.size());
   const auto executor = load(2);
@@ -95,6 +117,25 @@ TEST_P(FamilyModel, GivesTheSameBitsAfterAResetAndBesideOtherSequences) {
   executor->forward(items, actual);
 
   EXPECT_TRUE(bits_equal(actual, expected));
+}
+
+TEST_P(FamilyModel, GivesTheSameBitsWhenWindowsKeepARing) {
+  std::vector<int32_t> ids;
+  while (ids.size() < 700) ids.push_back(ids_[(ids.size() * 5 + ids.size() / 48) % ids_.size()]);
+  const auto run = [&](int64_t chunk) {
+    const auto executor = make_cpu_device()->load(
+        Checkpoint::open(path_),
+        {.kv_type = KvType::kF16, .context = 700, .max_batch_tokens = chunk});
+    std::vector<float> logits;
+    const BatchItem item{0, ids, LogitRows::kAll};
+    executor->forward({&item, 1}, logits);
+    return logits;
+  };
+  const std::vector<float> expected = run(700);  // as many rows as positions
+
+  for (const int64_t chunk : {int64_t{1}, int64_t{50}, int64_t{128}}) {
+    EXPECT_TRUE(bits_equal(run(chunk), expected)) << "chunks of " << chunk;
+  }
 }
 
 TEST_P(FamilyModel, EstimatesTheMemoryThatItTakes) {

@@ -11,6 +11,7 @@
 
 #include "convert/core/dtype.h"
 #include "convert/formats/format.h"
+#include "convert/safetensors.h"
 #include "tests/support/random.h"
 
 namespace assay::test {
@@ -70,7 +71,9 @@ std::string make_tokenizer_json(int64_t vocab_size) {
                        {"special", true}}));
     vocab.set(special, id++);
   }
-  for (int byte = 0; byte < 256; ++byte) vocab.set(byte_level_character(byte), id++);
+  // A vocabulary that is too small lacks the last bytes, not the first merge.
+  const auto n_bytes = static_cast<int>(std::min<int64_t>(256, vocab_size - id - 1));
+  for (int byte = 0; byte < n_bytes; ++byte) vocab.set(byte_level_character(byte), id++);
   Json merge_list = Json::array();
   for (const auto& [left, right] : merges) {
     if (id >= vocab_size) break;
@@ -276,6 +279,17 @@ TinyModel make_tiny_model(const TinyModelOptions& options) {
   }
   norm("model.norm.weight");
   if (!options.tied_head) linear("lm_head", options.vocab_size, hidden, false);
+  return model;
+}
+
+TinyModel read_model(const std::string& folder) {
+  TinyModel model;
+  model.config = read_json_file(folder + "/config.json");
+  const SafetensorsFile file = SafetensorsFile::open(folder + "/model.safetensors");
+  for (const SafetensorsEntry& entry : file.tensors()) {
+    const TensorView& view = entry.view;
+    model.add(entry.name, {view.dtype, view.shape, {view.bytes.begin(), view.bytes.end()}});
+  }
   return model;
 }
 

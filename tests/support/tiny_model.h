@@ -65,6 +65,10 @@ struct TinyModel {
 /// A Llama or Mistral with random weights that depend on the options alone.
 TinyModel make_tiny_model(const TinyModelOptions& options = {});
 
+/// A folder with one safetensors file, to be changed and written elsewhere. Its tokenizer files are
+/// not read.
+TinyModel read_model(const std::string& folder);
+
 struct TinyQuantization {
   int bits = 4;
   bool symmetric = true;
