@@ -342,28 +342,6 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-uint64_t weight_bytes(const DeviceMatrix& m) {
-  uint64_t scale_bytes = 0;
-  switch (m.kind) {
-    case MatrixKind::kSuper4:
-      scale_bytes = 32;
-      break;
-    case MatrixKind::kSuper6:
-      scale_bytes = 36;
-      break;
-    case MatrixKind::kFloat16:
-      scale_bytes = 8;
-      break;
-    default:
-      scale_bytes =
-          static_cast<uint64_t>(m.pieces) * kSegmentGroups *
-          (2 * (m.kind == MatrixKind::kAffine4 ? 2U : 1U) + (m.extra != nullptr ? 1U : 0U));
-  }
-  return static_cast<uint64_t>(m.tiles) *
-         (static_cast<uint64_t>(m.groups) * static_cast<uint64_t>(words_per_group(m.kind)) * 16 +
-          static_cast<uint64_t>(m.segments) * kTileRows * scale_bytes);
-}
-
 }  // namespace
 
 std::vector<NodeTime> CudaExecutor::time_decode_nodes(int sequence, int repeats) {
@@ -398,7 +376,7 @@ std::vector<NodeTime> CudaExecutor::time_decode_nodes(int sequence, int repeats)
                      times[i].end());
     uint64_t bytes = 0;
     if (linear != nullptr)
-      for (const DeviceMatrix& m : linear->matrices) bytes += weight_bytes(m);
+      for (const DeviceMatrix& m : linear->matrices) bytes += matrix_bytes(m);
     nodes.push_back(
         {program.ops[static_cast<size_t>(op)].name, times[i][times[i].size() / 2], bytes});
   };

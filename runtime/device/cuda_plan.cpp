@@ -128,15 +128,9 @@ class Builder {
 
   DeviceMatrix upload(const HostMatrix& host) {
     DeviceMatrix m = host.shape;
-    const auto blob = [&](const std::vector<std::byte>& bytes) -> const std::byte* {
-      if (bytes.empty()) return nullptr;
-      std::byte* to = plan_.arena.take(bytes.size());
-      copy(bytes.data(), to, bytes.size());
-      return to;
-    };
-    m.codes = reinterpret_cast<const uint4*>(blob(host.codes));
-    m.scales = blob(host.scales);
-    m.extra = blob(host.extra);
+    std::byte* to = plan_.arena.take(host.units.size());
+    copy(host.units.data(), to, host.units.size());
+    m.units = to;
     return m;
   }
 
@@ -539,7 +533,7 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
     const uint64_t bytes =
         raw ? view.format->row_bytes(slot.in_features) * static_cast<uint64_t>(slot.out_features)
             : packed_bytes(*view.format, slot.out_features, slot.in_features, group);
-    weights["weights " + std::string(view.format->name())] += bytes + 4 * 256;
+    weights["weights " + std::string(view.format->name())] += aligned(bytes);
   }
   std::vector<LedgerItem> ledger;
   for (const auto& [name, bytes] : weights) ledger.push_back({name, bytes});

@@ -81,12 +81,9 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
     return;
   }
   const HostMatrix host = pack_matrix("test", format, c.rows, c.columns, group, read);
-  const DeviceBuffer codes = upload(host.codes), scales = upload(host.scales),
-                     extra = upload(host.extra);
+  const DeviceBuffer units = upload(host.units);
   DeviceMatrix m = host.shape;
-  m.codes = reinterpret_cast<const uint4*>(codes.data());
-  m.scales = scales.data();
-  m.extra = extra.data();
+  m.units = units.data();
   const DeviceBuffer device_x = upload(x), fault = upload(std::vector<int32_t>(4));
   const DeviceBuffer out(expected.size() * 4);
   auto* const device_fault = reinterpret_cast<DeviceFault*>(fault.data());
