@@ -271,7 +271,7 @@ __global__ __launch_bounds__(kThreads,
     const Visible seen = seen_of(s);
     const bool newest = s + 1 == n_segments, more = s + a.splits < n_segments;
     decode_scores<kType, kPerLane, kWarpKeys>(a, queries, rows, new_key, newest ? seen.last : -1,
-                                              seen);
+                                              a.head_dim, seen);
     T* segment_values = values + buffer * buffer_elements;
     if (newest)
       for (int i = static_cast<int>(threadIdx.x); i < a.head_dim; i += kThreads)

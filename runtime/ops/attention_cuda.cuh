@@ -200,7 +200,7 @@ template <CacheType kType, int kPerLane, int kKeys>
 __device__ __forceinline__ void decode_scores(const AttentionArguments& a, const Queries& queries,
                                               KeyRows<kType, kPerLane, kKeys>& keys,
                                               const typename Element<kType>::Type* fresh,
-                                              int fresh_key, Visible seen) {
+                                              int fresh_key, int head_dim, Visible seen) {
   using E = Element<kType>;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   constexpr int kQueries = 32 / kKeys;
@@ -217,7 +217,7 @@ __device__ __forceinline__ void decode_scores(const AttentionArguments& a, const
 #pragma unroll
     for (int i = 0; i < kQueries; ++i) {
       float q[kPerLane];
-      const float* from = queries.q + min(query + i, queries.n - 1) * a.head_dim + lane * kPerLane;
+      const float* from = queries.q + min(query + i, queries.n - 1) * head_dim + lane * kPerLane;
 #pragma unroll
       for (int k = 0; k < kPerLane; ++k) q[k] = from[k];
 #pragma unroll

@@ -130,7 +130,7 @@ struct DeviceFault {
 enum class Epilogue : int32_t { kStore, kAddTo, kSwiGlu };
 
 /// Tiles [begin, end) of matrix `matrix` for one thread block.
-struct BlockShare {
+struct alignas(16) BlockShare {
   int32_t matrix = 0;
   int32_t begin = 0;
   int32_t end = 0;
