@@ -12,11 +12,9 @@
 namespace assay::cuda {
 namespace {
 
-int multiprocessors(int index) {
+int use_device(int index) {
   ASSAY_CUDA(cudaSetDevice(index));
-  int count = 0;
-  ASSAY_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, index));
-  return count;
+  return index;
 }
 
 ExecutorOptions resolved(const Checkpoint& checkpoint, ExecutorOptions options) {
@@ -34,9 +32,8 @@ struct Overloaded : Bodies... {
 
 CudaExecutor::CudaExecutor(int index, std::shared_ptr<const Checkpoint> checkpoint,
                            const ExecutorOptions& options)
-    : index_(index), options_(resolved(*checkpoint, options)) {
-  const int n_multiprocessors = multiprocessors(index);
-  plan_ = build_plan(checkpoint, options_, n_multiprocessors, stream_.get());
+    : index_(use_device(index)), options_(resolved(*checkpoint, options)) {
+  plan_ = build_plan(checkpoint, options_, device_limits(index), stream_.get());
   lengths_.assign(static_cast<size_t>(options_.n_sequences), 0);
   const auto rows = static_cast<size_t>(options_.max_batch_tokens);
   pinned_ = PinnedBuffer(
@@ -278,15 +275,37 @@ void CudaExecutor::throw_on_fault() {
 void CudaExecutor::capture_decode_graph() {
   cudaGraph_t graph = nullptr;
   ASSAY_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
-  run_body(1, true, true, nullptr);
-  run_head(plan_.registers[static_cast<size_t>(plan_.program.residual.index)].data, 1, true);
+  const bool one_kernel = has_step_kernel();
+  if (one_kernel) {
+    const DeviceRegister& residual =
+        plan_.registers[static_cast<size_t>(plan_.program.residual.index)];
+    launch_embed(plan_.embedding, plan_.embedding_rows, plan_.embedding_type, plan_.token_ids,
+                 residual.data, residual.stride, 1, false, stream_.get());
+    launch_step(plan_.step_program->arguments, plan_.step_program->grid, stream_.get());
+  } else {
+    run_body(1, true, true, nullptr);
+    run_head(plan_.registers[static_cast<size_t>(plan_.program.residual.index)].data, 1, true);
+  }
   const DecodeState state{plan_.token_ids, plan_.positions, plan_.generated, plan_.step};
   launch_greedy(plan_.logits, static_cast<int32_t>(plan_.program.spec.vocab_size), 1, state,
                 plan_.greedy_partial, plan_.greedy_counters, plan_.head.reported_op + 1,
-                plan_.fault, true, stream_.get());
+                plan_.fault, !one_kernel, stream_.get());
   ASSAY_CUDA(cudaStreamEndCapture(stream_.get(), &graph));
   graph_ = GraphExec(graph);
   ASSAY_CUDA(cudaGraphDestroy(graph));
+}
+
+std::vector<float> CudaExecutor::last_logits() {
+  std::vector<float> logits(static_cast<size_t>(plan_.program.spec.vocab_size));
+  ASSAY_CUDA(cudaMemcpyAsync(logits.data(), plan_.logits, logits.size() * sizeof(float),
+                             cudaMemcpyDeviceToHost, stream_.get()));
+  ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+  return logits;
+}
+
+void CudaExecutor::use_step_kernel(bool use) {
+  use_step_kernel_ = use;
+  graph_ = GraphExec();
 }
 
 std::optional<double> CudaExecutor::measure_read_bandwidth() {
@@ -342,32 +361,70 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-uint64_t weight_bytes(const DeviceMatrix& m) {
-  uint64_t scale_bytes = 0;
-  switch (m.kind) {
-    case MatrixKind::kSuper4:
-      scale_bytes = 32;
-      break;
-    case MatrixKind::kSuper6:
-      scale_bytes = 36;
-      break;
-    case MatrixKind::kFloat16:
-      scale_bytes = 8;
-      break;
-    default:
-      scale_bytes =
-          static_cast<uint64_t>(m.pieces) * kSegmentGroups *
-          (2 * (m.kind == MatrixKind::kAffine4 ? 2U : 1U) + (m.extra != nullptr ? 1U : 0U));
-  }
-  return static_cast<uint64_t>(m.tiles) *
-         (static_cast<uint64_t>(m.groups) * static_cast<uint64_t>(words_per_group(m.kind)) * 16 +
-          static_cast<uint64_t>(m.segments) * kTileRows * scale_bytes);
+}  // namespace
+
+namespace {
+
+/// Bytes of keys and values that a token at `position` reads.
+uint64_t attention_bytes(const AttentionArguments& a, int64_t position) {
+  const int64_t seen = a.window > 0 ? std::min<int64_t>(position + 1, a.window) : position + 1;
+  return static_cast<uint64_t>(2 * seen * a.n_kv_heads * a.head_dim *
+                               (a.cache_type == CacheType::kF32 ? 4 : 2));
 }
 
 }  // namespace
 
+std::vector<NodeTime> CudaExecutor::time_step_stages(int sequence, int repeats) {
+  const PassRow row{0, static_cast<int32_t>(length(sequence)), sequence, false};
+  upload_rows({&row, 1});
+  const StepProgram& program = *plan_.step_program;
+  const auto n_stages = static_cast<size_t>(program.arguments.n_stages);
+  const auto grid = static_cast<size_t>(program.grid);
+  const DeviceBuffer device_times(n_stages * grid * sizeof(StageTimes));
+  StepArguments arguments = program.arguments;
+  arguments.times = reinterpret_cast<StageTimes*>(device_times.data());
+  std::vector<StageTimes> times(n_stages * grid);
+  std::vector<std::vector<double>> microseconds(n_stages);
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    ASSAY_CUDA(cudaMemsetAsync(device_times.data(), 0, device_times.bytes(), stream_.get()));
+    launch_step(arguments, program.grid, stream_.get());
+    ASSAY_CUDA(cudaMemcpyAsync(times.data(), device_times.data(), device_times.bytes(),
+                               cudaMemcpyDeviceToHost, stream_.get()));
+    ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+    uint64_t before = times[0].begin;
+    for (size_t b = 0; b < grid; ++b) before = std::min(before, times[b].begin);
+    for (size_t s = 0; s < n_stages; ++s) {
+      uint64_t end = before;
+      for (size_t b = 0; b < grid; ++b) end = std::max(end, times[s * grid + b].end);
+      microseconds[s].push_back(static_cast<double>(end - before) * 1e-3);
+      before = end;
+    }
+  }
+  std::vector<NodeTime> nodes;
+  const auto add = [&](int op, uint64_t bytes) {
+    std::vector<double>& all = microseconds[nodes.size()];
+    std::nth_element(all.begin(), all.begin() + static_cast<long>(all.size() / 2), all.end());
+    nodes.push_back({plan_.program.ops[static_cast<size_t>(op)].name, all[all.size() / 2], bytes});
+  };
+  const auto add_linear = [&](const LinearStep& linear) {
+    uint64_t bytes = 0;
+    for (const DeviceMatrix& m : linear.matrices) bytes += matrix_bytes(m);
+    add(linear.linears.front(), bytes);
+  };
+  for (const Step& step : plan_.steps) {
+    if (const auto* linear = std::get_if<LinearStep>(&step)) {
+      add_linear(*linear);
+    } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
+      add(attention->op, attention_bytes(attention->arguments, row.position));
+    }
+  }
+  add_linear(plan_.head);
+  return nodes;
+}
+
 std::vector<NodeTime> CudaExecutor::time_decode_nodes(int sequence, int repeats) {
   ASSAY_CUDA(cudaSetDevice(index_));
+  if (has_step_kernel()) return time_step_stages(sequence, repeats);
   const Program& program = plan_.program;
   const PassRow row{0, static_cast<int32_t>(length(sequence)), sequence, false};
   upload_rows({&row, 1});
@@ -398,7 +455,7 @@ std::vector<NodeTime> CudaExecutor::time_decode_nodes(int sequence, int repeats)
                      times[i].end());
     uint64_t bytes = 0;
     if (linear != nullptr)
-      for (const DeviceMatrix& m : linear->matrices) bytes += weight_bytes(m);
+      for (const DeviceMatrix& m : linear->matrices) bytes += matrix_bytes(m);
     nodes.push_back(
         {program.ops[static_cast<size_t>(op)].name, times[i][times[i].size() / 2], bytes});
   };

@@ -13,7 +13,8 @@
 namespace assay::cuda {
 
 /// A model on one GPU. All memory is one arena, sized at load from the ledger; nothing is allocated
-/// afterwards. A step of up to four sequences is a captured graph of five kernels a layer.
+/// afterwards. Greedy decoding is a captured graph: embedding, one kernel for all layers and the
+/// head, choice; or, where the device or the model does not allow that, five kernels a layer.
 class CudaExecutor : public Executor {
  public:
   CudaExecutor(int index, std::shared_ptr<const Checkpoint> checkpoint,
@@ -34,6 +35,10 @@ class CudaExecutor : public Executor {
 
   /// Runs decode steps without the graph; equal bits, for tests and timelines.
   void set_eager(bool eager) { eager_ = eager; }
+  /// Logits of the last step of decode_greedy, for tests.
+  std::vector<float> last_logits();
+  /// Whether graphs use the kernel for whole steps where they can; equal bits, for tests.
+  void use_step_kernel(bool use);
 
  private:
   /// One row of a pass.
@@ -53,6 +58,8 @@ class CudaExecutor : public Executor {
   void observe(const Op& op, Register r, int rows, const OpObserver& observer);
   void capture_decode_graph();
   void throw_on_fault();
+  bool has_step_kernel() const { return use_step_kernel_ && plan_.step_program.has_value(); }
+  std::vector<NodeTime> time_step_stages(int sequence, int repeats);
 
   int index_ = 0;
   ExecutorOptions options_;
@@ -62,6 +69,7 @@ class CudaExecutor : public Executor {
   PinnedBuffer pinned_;
   GraphExec graph_;
   bool eager_ = false;
+  bool use_step_kernel_ = true;
 };
 
 }  // namespace assay::cuda

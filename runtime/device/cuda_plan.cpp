@@ -10,6 +10,7 @@
 #include "convert/core/sha256.h"
 #include "runtime/ops/linear_cuda_pack.h"
 #include "runtime/ops/rope.h"
+#include "runtime/ops/step_tables_cuda.h"
 
 namespace assay::cuda {
 namespace {
@@ -25,8 +26,25 @@ int max_segments_of(const Program& program, const ExecutorOptions& options) {
 }
 
 /// Thread blocks per token and KV head of split attention: enough to fill the card once.
-int splits_of(const AttentionOp& op, int max_segments) {
-  return std::clamp(132 / op.n_kv_heads, 1, max_segments);
+int splits_of(const AttentionOp& op, int max_segments, const DeviceLimits& limits) {
+  return std::clamp(limits.multiprocessors / op.n_kv_heads, 1, max_segments);
+}
+
+/// Bytes of the tables of a step program, each aligned.
+uint64_t step_table_bytes(uint64_t n_stages, int64_t widest_input, const DeviceLimits& limits) {
+  const auto blocks = static_cast<uint64_t>(limits.multiprocessors);
+  return aligned(static_cast<uint64_t>(step_input_bytes(static_cast<int>(widest_input)))) +
+         aligned(n_stages * sizeof(StepStage)) + aligned(n_stages * blocks * sizeof(BlockShare)) +
+         aligned(n_stages * blocks * sizeof(WeightStream)) + aligned(n_stages * sizeof(int32_t));
+}
+
+/// Stages that a program can have, at most: each needs a linear or an attention of its own.
+uint64_t most_stages(const Program& program) {
+  return static_cast<uint64_t>(
+      std::count_if(program.ops.begin(), program.ops.end(), [](const Op& op) {
+        return std::holds_alternative<LinearOp>(op.kind) ||
+               std::holds_alternative<AttentionOp>(op.kind);
+      }));
 }
 
 /// The widest input of any linear, columns.
@@ -48,10 +66,10 @@ bool is_raw(const WeightFormat& format) { return format.fold() == Fold::kFloat; 
 class Builder {
  public:
   Builder(const std::shared_ptr<const Checkpoint>& checkpoint, const ExecutorOptions& options,
-          int n_multiprocessors, cudaStream_t stream)
+          const DeviceLimits& limits, cudaStream_t stream)
       : checkpoint_(checkpoint),
         options_(options),
-        n_multiprocessors_(n_multiprocessors),
+        limits_(limits),
         stream_(stream),
         staging_{PinnedBuffer(kStagingBytes), PinnedBuffer(kStagingBytes)} {
     for (cudaEvent_t& event : copied_)
@@ -65,7 +83,7 @@ class Builder {
 
   Plan build() {
     plan_.program = build_program(checkpoint_->spec(), checkpoint_->tensors());
-    plan_.ledger = estimate(*checkpoint_, plan_.program, options_);
+    plan_.ledger = estimate(*checkpoint_, plan_.program, options_, limits_);
     uint64_t total = 0;
     for (const LedgerItem& item : plan_.ledger) total += item.bytes;
     reserve(total);
@@ -73,7 +91,7 @@ class Builder {
     bind_registers();
     const std::vector<Op>& ops = plan_.program.ops;
     for (size_t i = 0; i < ops.size();) i = add_step(i);
-    flush_shares();
+    add_step_program();
     ASSAY_CUDA(cudaStreamSynchronize(stream_));
     plan_.packed_sha256 = hash_.finish();
     return std::move(plan_);
@@ -128,15 +146,9 @@ class Builder {
 
   DeviceMatrix upload(const HostMatrix& host) {
     DeviceMatrix m = host.shape;
-    const auto blob = [&](const std::vector<std::byte>& bytes) -> const std::byte* {
-      if (bytes.empty()) return nullptr;
-      std::byte* to = plan_.arena.take(bytes.size());
-      copy(bytes.data(), to, bytes.size());
-      return to;
-    };
-    m.codes = reinterpret_cast<const uint4*>(blob(host.codes));
-    m.scales = blob(host.scales);
-    m.extra = blob(host.extra);
+    std::byte* to = plan_.arena.take(host.units.size());
+    copy(host.units.data(), to, host.units.size());
+    m.units = to;
     return m;
   }
 
@@ -397,39 +409,61 @@ class Builder {
                               }));
   }
 
-  /// Deals the tiles of a step's matrices to thread blocks, by bytes, no block across two matrices.
   void share_out(LinearStep& step) {
-    double total = 0;
-    for (const DeviceMatrix& m : step.matrices) total += cost(m);
-    int64_t tiles = 0;
-    for (const DeviceMatrix& m : step.matrices) tiles += m.tiles;
-    const auto budget = static_cast<int>(std::min<int64_t>(n_multiprocessors_, tiles));
-    std::vector<BlockShare> shares;
-    int left = budget;
-    for (size_t i = 0; i < step.matrices.size(); ++i) {
-      const DeviceMatrix& m = step.matrices[i];
-      int blocks =
-          i + 1 == step.matrices.size() ? left : static_cast<int>(budget * cost(m) / total + 0.5);
-      blocks =
-          std::clamp(blocks, 1, std::max(1, left - static_cast<int>(step.matrices.size() - i - 1)));
-      blocks = std::min(blocks, m.tiles);
-      left -= blocks;
-      for (int b = 0; b < blocks; ++b) {
-        const auto begin = static_cast<int32_t>(static_cast<int64_t>(m.tiles) * b / blocks);
-        const auto end = static_cast<int32_t>(static_cast<int64_t>(m.tiles) * (b + 1) / blocks);
-        shares.push_back({static_cast<int32_t>(i), begin, end});
-        step.most_tiles = std::max(step.most_tiles, end - begin);
-      }
-    }
+    const std::vector<BlockShare> shares = deal_tiles(step.matrices, limits_.multiprocessors);
+    for (const BlockShare& share : shares)
+      step.most_tiles = std::max(step.most_tiles, share.end - share.begin);
     step.grid = static_cast<int32_t>(shares.size());
     step.shares = upload(shares);
   }
 
-  static double cost(const DeviceMatrix& m) {
-    return static_cast<double>(m.tiles) * m.groups * words_per_group(m.kind);
+  GemvArguments gemv_arguments(const LinearStep& step) const {
+    GemvArguments a;
+    for (size_t i = 0; i < step.matrices.size(); ++i) {
+      a.matrices[i] = step.matrices[i];
+      a.bias[i] = step.bias[i];
+      a.out_offset[i] = step.out_offset[i];
+    }
+    a.x = device(step.input).data;
+    a.norm_weight = step.norm_weight;
+    a.eps = step.eps;
+    a.inverse_n = 1.0f / static_cast<float>(step.matrices.front().columns);
+    a.out = step.out.data;
+    a.out_stride = step.out.stride;
+    a.epilogue = step.epilogue;
+    a.fault_op = step.linears.front() + 1;
+    a.fault = plan_.fault;
+    return a;
   }
 
-  void flush_shares() {}
+  /// The steps and the head as stages of one kernel, if the device and all of them allow it.
+  void add_step_program() {
+    auto* quantized = take<std::byte>(
+        static_cast<uint64_t>(step_input_bytes(static_cast<int>(widest_input(plan_.program)))));
+    StepTables tables(limits_, quantized);
+    for (const Step& step : plan_.steps) {
+      if (const auto* linear = std::get_if<LinearStep>(&step))
+        tables.add_linear(gemv_arguments(*linear), true);
+      else if (const auto* attention = std::get_if<AttentionStep>(&step))
+        tables.add_attention(attention->arguments);
+      else
+        return;
+    }
+    GemvArguments head = gemv_arguments(plan_.head);
+    head.x = device(plan_.program.residual).data;  // the only row is the selected one
+    tables.add_linear(head, true);
+    if (!tables.can_run()) return;
+    StepProgram program;
+    program.grid = limits_.multiprocessors;
+    program.arguments = tables.sizes();
+    program.arguments.stages = upload(tables.stages());
+    program.arguments.shares = upload(tables.shares());
+    program.arguments.streams = upload(tables.streams());
+    program.arguments.positions = plan_.positions;
+    program.arguments.sequences = plan_.sequences;
+    program.arguments.arrivals = take<int32_t>(tables.stages().size());
+    plan_.step_program = program;
+  }
 
   size_t add_attention(size_t i) {
     const std::vector<Op>& ops = plan_.program.ops;
@@ -472,7 +506,7 @@ class Builder {
     a.partial = attention_partial_;
     a.counters = attention_counters_;
     a.max_segments = max_segments_of(plan_.program, options_);
-    a.splits = splits_of(*attention, a.max_segments);
+    a.splits = splits_of(*attention, a.max_segments, limits_);
     a.fault_op = step.op + 1;
     a.fault = plan_.fault;
     plan_.steps.emplace_back(std::move(step));
@@ -498,7 +532,7 @@ class Builder {
 
   std::shared_ptr<const Checkpoint> checkpoint_;
   ExecutorOptions options_;
-  int n_multiprocessors_;
+  DeviceLimits limits_;
   cudaStream_t stream_;
   PinnedBuffer staging_[2];
   cudaEvent_t copied_[2] = {};
@@ -516,7 +550,7 @@ class Builder {
 }  // namespace
 
 std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& program,
-                                 const ExecutorOptions& options) {
+                                 const ExecutorOptions& options, const DeviceLimits& limits) {
   std::map<std::string, uint64_t> weights;
   std::set<std::pair<const std::byte*, bool>> counted;  // a tied head is packed once
   const auto rows = static_cast<uint64_t>(options.max_batch_tokens);
@@ -539,7 +573,7 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
     const uint64_t bytes =
         raw ? view.format->row_bytes(slot.in_features) * static_cast<uint64_t>(slot.out_features)
             : packed_bytes(*view.format, slot.out_features, slot.in_features, group);
-    weights["weights " + std::string(view.format->name())] += bytes + 4 * 256;
+    weights["weights " + std::string(view.format->name())] += aligned(bytes);
   }
   std::vector<LedgerItem> ledger;
   for (const auto& [name, bytes] : weights) ledger.push_back({name, bytes});
@@ -550,6 +584,7 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
   for (const RopeSpec& rope : program.ropes)
     small += 2 * aligned(context * static_cast<uint64_t>(rope.rotary_dims) * 2);
   small += program.ops.size() * 4096;  // shares
+  small += step_table_bytes(most_stages(program), widest_input(program), limits);
   ledger.push_back({"norms, biases, tables", small});
   uint64_t cache = 0;
   for (const CacheLayerSpec& layer : program.cache_layers)
@@ -582,8 +617,8 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
 }
 
 Plan build_plan(const std::shared_ptr<const Checkpoint>& checkpoint, const ExecutorOptions& options,
-                int n_multiprocessors, cudaStream_t stream) {
-  return Builder(checkpoint, options, n_multiprocessors, stream).build();
+                const DeviceLimits& limits, cudaStream_t stream) {
+  return Builder(checkpoint, options, limits, stream).build();
 }
 
 }  // namespace assay::cuda

@@ -11,6 +11,7 @@
 #include "runtime/ops/attention_cuda.h"
 #include "runtime/ops/decode_cuda.h"
 #include "runtime/ops/linear_cuda.h"
+#include "runtime/ops/step_cuda.h"
 #include "runtime/program.h"
 
 namespace assay::cuda {
@@ -54,6 +55,12 @@ struct SwiGluStep {
 
 using Step = std::variant<LinearStep, AttentionStep, SwiGluStep>;
 
+/// The decode step of one token as one kernel; its stages are the plan's steps, then the head.
+struct StepProgram {
+  StepArguments arguments;
+  int grid = 0;
+};
+
 /// A program as device steps, with all its memory.
 struct Plan {
   Program program;
@@ -62,6 +69,7 @@ struct Plan {
   std::vector<DeviceRegister> registers;  // by Program::registers; data null if fused away
   std::vector<Step> steps;                // of all layers
   LinearStep head;
+  std::optional<StepProgram> step_program;  // where the device and all steps allow it
   int embed_op = -1;
   DeviceMatrix embedding;                // packed table, or
   const void* embedding_rows = nullptr;  // raw rows
@@ -83,12 +91,12 @@ struct Plan {
 
 /// Sizes of everything that load takes, from headers alone.
 std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& program,
-                                 const ExecutorOptions& options);
+                                 const ExecutorOptions& options, const DeviceLimits& limits);
 
 /// Packs and copies the weights, takes all buffers, and turns ops into steps. Throws
 /// UnsupportedError naming the op for a sequence of ops that has no kernels, ResourceError with the
 /// ledger if the memory does not suffice.
 Plan build_plan(const std::shared_ptr<const Checkpoint>& checkpoint, const ExecutorOptions& options,
-                int n_multiprocessors, cudaStream_t stream);
+                const DeviceLimits& limits, cudaStream_t stream);
 
 }  // namespace assay::cuda

@@ -21,6 +21,25 @@ cudaError_t configure_shared(const void* kernel, int dynamic_bytes) {
                               cudaSharedmemCarveoutMaxShared);
 }
 
+DeviceLimits device_limits(int index) {
+  DeviceLimits limits;
+  const auto read = [index](int& to, cudaDeviceAttr attribute) {
+    ASSAY_CUDA(cudaDeviceGetAttribute(&to, attribute, index));
+  };
+  read(limits.multiprocessors, cudaDevAttrMultiProcessorCount);
+  read(limits.major, cudaDevAttrComputeCapabilityMajor);
+  read(limits.block_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  read(limits.multi_shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+  read(limits.reserved_shared, cudaDevAttrReservedSharedMemoryPerBlock);
+  return limits;
+}
+
+DeviceLimits device_limits() {
+  int index = 0;
+  ASSAY_CUDA(cudaGetDevice(&index));
+  return device_limits(index);
+}
+
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {
   void* data = nullptr;
   if (bytes != 0) ASSAY_CUDA(cudaMalloc(&data, bytes));

@@ -25,6 +25,19 @@ namespace assay::cuda {
 /// kernels of one setting can run side by side on a multiprocessor.
 cudaError_t configure_shared(const void* kernel, int dynamic_bytes);
 
+/// What a device has, as its driver reports it.
+struct DeviceLimits {
+  int multiprocessors = 0;
+  int major = 0;            // compute capability
+  int block_shared = 0;     // bytes of shared memory that one thread block may take
+  int multi_shared = 0;     // bytes that a multiprocessor has
+  int reserved_shared = 0;  // bytes of these that each thread block takes beside its own
+};
+
+DeviceLimits device_limits(int index);
+/// Of the current device.
+DeviceLimits device_limits();
+
 /// Memory of the device; move-only. Contents are undefined until written.
 class DeviceBuffer {
  public:

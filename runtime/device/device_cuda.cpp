@@ -27,7 +27,7 @@ class CudaDevice : public Device {
   std::vector<LedgerItem> estimate(const Checkpoint& checkpoint,
                                    const ExecutorOptions& options) const override {
     return cuda::estimate(checkpoint, build_program(checkpoint.spec(), checkpoint.tensors()),
-                          options);
+                          options, device_limits(index_));
   }
 
   std::unique_ptr<Executor> load(std::shared_ptr<const Checkpoint> checkpoint,

@@ -14,12 +14,11 @@ __device__ float packed_value(const DeviceMatrix& m, int row, int column) {
   const int group = column / kGroupColumns, inside = column % kGroupColumns;
   const int block = inside / 32, upper = inside % 32 / 16, t = inside % 16 / 4, byte = inside % 4;
   const int lane = (r % 8) * 4 + t;
-  const int words = m.kind == MatrixKind::kSuper6 ? 96 : m.kind == MatrixKind::kGroup8 ? 128 : 64;
-  const uint32_t* codes = reinterpret_cast<const uint32_t*>(
-      m.codes + (static_cast<size_t>(tile) * m.groups + group) * words);
-  const size_t scale_row =
-      (static_cast<size_t>(tile) * m.segments + group / kSegmentGroups) * kTileRows + r;
   const int in_segment = group % kSegmentGroups;
+  const std::byte* scales = unit_at(m, tile, group / kSegmentGroups);
+  const std::byte* extra = scales + m.extra_at;
+  const uint32_t* codes = reinterpret_cast<const uint32_t*>(
+      scales + m.header_bytes + in_segment * words_per_group(m.kind) * 16);
   int code;
   if (m.kind == MatrixKind::kGroup8) {
     const uint32_t word = codes[((half * 2 + block / 2) * 32 + lane) * 4 + (block & 1) * 2 + upper];
@@ -34,7 +33,7 @@ __device__ float packed_value(const DeviceMatrix& m, int row, int column) {
   }
   if (m.kind == MatrixKind::kSuper4) {
     const uint32_t* super =
-        static_cast<const uint32_t*>(m.scales) + scale_row * 8 + (in_segment / 2) * 4;
+        reinterpret_cast<const uint32_t*>(scales) + r * 8 + (in_segment / 2) * 4;
     const bool second = in_segment & 1;
     const uint32_t sub = (second ? super[3] : super[1]) & 0xffffffu;
     const uint32_t mins =
@@ -48,22 +47,22 @@ __device__ float packed_value(const DeviceMatrix& m, int row, int column) {
   }
   if (m.kind == MatrixKind::kSuper6) {
     const int sub =
-        static_cast<const int8_t*>(m.scales)[scale_row * 32 + in_segment * 8 + block * 2 + upper];
-    const float d = scale_value(
-        static_cast<const uint16_t*>(m.extra)[scale_row * 2 + in_segment / 2], ScaleType::kF16);
+        reinterpret_cast<const int8_t*>(scales)[r * 32 + in_segment * 8 + block * 2 + upper];
+    const float d = scale_value(reinterpret_cast<const uint16_t*>(extra)[r * 2 + in_segment / 2],
+                                ScaleType::kF16);
     return __fmul_rn(__fmul_rn(d, __int2float_rn(sub)), __int2float_rn(code - 32));
   }
-  const size_t at =
-      scale_row * (kSegmentGroups * m.pieces) + in_segment * m.pieces + block / (4 / m.pieces);
-  const float scale = m.scale_type == ScaleType::kF32
-                          ? static_cast<const float*>(m.scales)[at]
-                          : scale_value(static_cast<const uint16_t*>(m.scales)[at], m.scale_type);
+  const int at = (r * kSegmentGroups + in_segment) * m.pieces + block / (4 / m.pieces);
+  const float scale =
+      m.scale_type == ScaleType::kF32
+          ? reinterpret_cast<const float*>(scales)[at]
+          : scale_value(reinterpret_cast<const uint16_t*>(scales)[at], m.scale_type);
   if (m.kind == MatrixKind::kAffine4) {
-    const float minimum = scale_value(static_cast<const uint16_t*>(m.extra)[at], m.scale_type);
+    const float minimum = scale_value(reinterpret_cast<const uint16_t*>(extra)[at], m.scale_type);
     return __fadd_rn(__fmul_rn(scale, __int2float_rn(code)), minimum);
   }
   const int zero =
-      m.zero_constant >= 0 ? m.zero_constant : static_cast<const uint8_t*>(m.extra)[at];
+      m.zero_constant >= 0 ? m.zero_constant : reinterpret_cast<const uint8_t*>(extra)[at];
   return __fmul_rn(scale, __int2float_rn(code - zero));
 }
 

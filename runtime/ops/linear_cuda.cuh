@@ -92,29 +92,25 @@ template <MatrixKind kKind, int kPieces>
 __device__ __forceinline__ void load_scales(const DeviceMatrix& m, int tile, int group, int lane,
                                             QuantumScales<kKind, kPieces>& out) {
   using Scales = QuantumScales<kKind, kPieces>;
-  const int segment = group / kSegmentGroups, inside = group % kSegmentGroups;
+  const int inside = group % kSegmentGroups;
+  const std::byte* scales = unit_at(m, tile, group / kSegmentGroups);
+  const std::byte* extra = scales + m.extra_at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const size_t row =
-        (static_cast<size_t>(tile) * m.segments + segment) * kTileRows + lane / 4 + 8 * half;
+    const int row = lane / 4 + 8 * half;
     if constexpr (kKind == MatrixKind::kSuper4) {
-      load_bytes<32>(static_cast<const uint4*>(m.scales) + row * 2, out.scales[half]);
+      load_bytes<32>(scales + row * 32, out.scales[half]);
     } else if constexpr (kKind == MatrixKind::kSuper6) {
-      load_bytes<16>(static_cast<const int8_t*>(m.scales) + row * 32 + inside * 8,
-                     out.scales[half]);
-      load_bytes<2>(static_cast<const uint16_t*>(m.extra) + row * 2 + inside / 2, out.extra[half]);
+      load_bytes<16>(scales + row * 32 + inside * 8, out.scales[half]);
+      load_bytes<2>(extra + row * 4 + inside / 2 * 2, out.extra[half]);
     } else {
-      const size_t at = row * (kSegmentGroups * kPieces) + static_cast<size_t>(inside * kPieces);
+      const int at = (row * kSegmentGroups + inside) * kPieces;
       if (m.scale_type != ScaleType::kF32)
-        load_bytes<Scales::kGroups * kPieces * 2>(static_cast<const uint16_t*>(m.scales) + at,
-                                                  out.scales[half]);
+        load_bytes<Scales::kGroups * kPieces * 2>(scales + at * 2, out.scales[half]);
       if constexpr (kKind == MatrixKind::kAffine4) {
-        load_bytes<Scales::kGroups * kPieces * 2>(static_cast<const uint16_t*>(m.extra) + at,
-                                                  out.extra[half]);
+        load_bytes<Scales::kGroups * kPieces * 2>(extra + at * 2, out.extra[half]);
       } else if constexpr (kKind != MatrixKind::kFloat16) {
-        if (m.zero_constant < 0)
-          load_bytes<Scales::kGroups * kPieces>(static_cast<const uint8_t*>(m.extra) + at,
-                                                out.extra[half]);
+        if (m.zero_constant < 0) load_bytes<Scales::kGroups * kPieces>(extra + at, out.extra[half]);
       }
     }
   }
@@ -177,12 +173,11 @@ __device__ __forceinline__ void decode_scales(const DeviceMatrix& m,
       for (int piece = 0; piece < kPieces; ++piece) {
         const int at = inside * kPieces + piece;
         if (m.scale_type == ScaleType::kF32) {
-          const size_t row =
-              (static_cast<size_t>(tile) * m.segments + group / kSegmentGroups) * kTileRows +
-              lane / 4 + 8 * half;
-          to.scale[half][piece] =
-              __ldg(static_cast<const float*>(m.scales) + row * (kSegmentGroups * kPieces) +
-                    (group % kSegmentGroups) * kPieces + piece);
+          const auto* scales =
+              reinterpret_cast<const float*>(unit_at(m, tile, group / kSegmentGroups));
+          to.scale[half][piece] = __ldg(
+              scales + ((lane / 4 + 8 * half) * kSegmentGroups + group % kSegmentGroups) * kPieces +
+              piece);
         } else {
           to.scale[half][piece] = scale_value(half_word(words, at), m.scale_type);
         }
@@ -196,32 +191,11 @@ __device__ __forceinline__ void decode_scales(const DeviceMatrix& m,
   }
 }
 
-/// Bytes of scales and of `extra` of one unit (16 rows, one segment) in memory.
-struct UnitScaleBytes {
-  int scales, extra;
-};
-__host__ __device__ inline UnitScaleBytes unit_scale_bytes(const DeviceMatrix& m) {
-  switch (m.kind) {
-    case MatrixKind::kSuper4:
-      return {kTileRows * 32, 0};
-    case MatrixKind::kSuper6:
-      return {kTileRows * 32, kTileRows * 4};
-    case MatrixKind::kFloat16:
-      return {kTileRows * 8, 0};
-    default: {
-      const int n = kTileRows * kSegmentGroups * m.pieces;
-      const int scales = n * (m.scale_type == ScaleType::kF32 ? 4 : 2);
-      if (m.kind == MatrixKind::kAffine4) return {scales, scales};
-      return {scales, m.zero_constant < 0 ? n : 0};
-    }
-  }
-}
-
-/// Scales of group `inside` of a unit for rows `row` and row + 8, decoded from the unit's scales.
+/// Scales of group `inside` of a unit for rows `row` and row + 8, decoded from the unit's header.
 template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void read_weights(const DeviceMatrix& m, const uint8_t* scales,
-                                             const uint8_t* extra, int row, int inside,
-                                             GroupWeights<kKind, kPieces>& to) {
+__device__ __forceinline__ void read_weights(const DeviceMatrix& m, const uint8_t* scales, int row,
+                                             int inside, GroupWeights<kKind, kPieces>& to) {
+  const uint8_t* extra = scales + m.extra_at;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + 8 * half;

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "convert/core/host_device.h"
@@ -26,19 +27,15 @@ enum class MatrixKind : int32_t {
 
 enum class ScaleType : int32_t { kF16, kBF16, kF32 };
 
-/// A matrix on the device in the kernels' layout. Tiles of 16 rows; inside a tile, groups of 128
-/// columns; inside a group the codes of one lane (row r = lane / 4 and r + 8, t = lane % 4) are
-/// 16-byte words that hold, per block j of 32 columns, columns 32j + 4t … + 3 in the low and 32j +
-/// 16 + 4t … + 3 in the high nibbles (4 bits), or as two 4-byte words (8 bits): the operand order
-/// of mma.m16n8k32.
+/// A matrix on the device in the kernels' layout: units of 16 rows (a tile) and 512 columns (a
+/// segment), each one contiguous piece of memory that starts and ends at multiples of 128 bytes.
+/// A unit is a header, the scales of its rows, then the codes of its four groups of 128 columns.
+/// Inside a group the codes of one lane (row r = lane / 4 and r + 8, t = lane % 4) are 16-byte
+/// words that hold, per block j of 32 columns, columns 32j + 4t … + 3 in the low and 32j + 16 + 4t
+/// … + 3 in the high nibbles (4 bits), or as two 4-byte words (8 bits): the operand order of
+/// mma.m16n8k32. Groups past the end of a row have codes of zero bits.
 struct DeviceMatrix {
-  const uint4* codes = nullptr;  // (tiles, groups, words per group)
-  const void* scales =
-      nullptr;  // kGroup*, kAffine4: (tiles, segments, 16, 4·pieces) scale_type;
-                // kSuper4: uint4 (tiles, segments, 16, 2): {d|dmin, sub-scales, minima};
-                // kSuper6: int8 (tiles, segments, 16, 32); kFloat16: bf16 (…, 4)
-  const void* extra =
-      nullptr;  // zeros (uint8, like scales), mins (like scales), d of kSuper6 (…, 2)
+  const std::byte* units = nullptr;  // (tiles, segments, unit_bytes)
   MatrixKind kind = MatrixKind::kGroup4;
   ScaleType scale_type = ScaleType::kF16;
   int32_t pieces = 1;          // scales per 128 columns: 1, 2 or 4
@@ -48,6 +45,12 @@ struct DeviceMatrix {
   int32_t tiles = 0;
   int32_t groups = 0;
   int32_t segments = 0;
+  // Header. kGroup*, kAffine4: scales (16, 4·pieces) scale_type; kSuper4: uint4 (16, 2): {d|dmin,
+  // sub-scales, minima}; kSuper6: int8 (16, 32); kFloat16: bf16 (16, 4). From extra_at on: zeros
+  // (uint8, like scales), mins (like scales), d of kSuper6 (16, 2).
+  int32_t extra_at = 0;
+  int32_t header_bytes = 0;
+  int32_t unit_bytes = 0;
 };
 
 /// 16-byte words of codes per tile and group.
@@ -65,6 +68,44 @@ ASSAY_HD constexpr int words_per_group(MatrixKind kind) {
       return 256;
   }
   return 0;
+}
+
+/// Sets extra_at, header_bytes and unit_bytes from kind, pieces, scale type and zero point.
+ASSAY_HD constexpr void set_unit_layout(DeviceMatrix& m) {
+  int scales = 0, extra = 0;
+  switch (m.kind) {
+    case MatrixKind::kSuper4:
+      scales = kTileRows * 32;
+      break;
+    case MatrixKind::kSuper6:
+      scales = kTileRows * 32;
+      extra = kTileRows * 4;
+      break;
+    case MatrixKind::kFloat16:
+      scales = kTileRows * 8;
+      break;
+    default: {
+      const int n = kTileRows * kSegmentGroups * m.pieces;
+      scales = n * (m.scale_type == ScaleType::kF32 ? 4 : 2);
+      extra = m.kind == MatrixKind::kAffine4 ? scales : m.zero_constant < 0 ? n : 0;
+    }
+  }
+  m.extra_at = scales;
+  m.header_bytes = (scales + extra + 127) / 128 * 128;
+  m.unit_bytes = m.header_bytes + kSegmentGroups * words_per_group(m.kind) * 16;
+}
+
+/// Bytes of all units.
+ASSAY_HD constexpr uint64_t matrix_bytes(const DeviceMatrix& m) {
+  return static_cast<uint64_t>(m.tiles) * static_cast<uint64_t>(m.segments) *
+         static_cast<uint64_t>(m.unit_bytes);
+}
+
+/// Header of a unit; its codes begin header_bytes later.
+ASSAY_HD const std::byte* unit_at(const DeviceMatrix& m, int tile, int segment) {
+  return m.units + (static_cast<size_t>(tile) * static_cast<size_t>(m.segments) +
+                    static_cast<size_t>(segment)) *
+                       static_cast<size_t>(m.unit_bytes);
 }
 
 /// Block-int16 rows in operand order: per token `padded_columns`·2 bytes of planes (per 64 columns
@@ -89,7 +130,7 @@ struct DeviceFault {
 enum class Epilogue : int32_t { kStore, kAddTo, kSwiGlu };
 
 /// Tiles [begin, end) of matrix `matrix` for one thread block.
-struct BlockShare {
+struct alignas(16) BlockShare {
   int32_t matrix = 0;
   int32_t begin = 0;
   int32_t end = 0;

@@ -77,11 +77,10 @@ struct Row {
   BlockInt16 block;  // kFloat16
 };
 
-void put_code(uint32_t* group, int words, MatrixKind kind, int r, int inside, uint32_t code) {
+void put_code(uint32_t* group, MatrixKind kind, int r, int inside, uint32_t code) {
   const int half = r / 8, block = inside / 32, upper = inside % 32 / 16, t = inside % 16 / 4,
             byte = inside % 4;
   const int lane = (r % 8) * 4 + t;
-  static_cast<void>(words);
   switch (kind) {
     case MatrixKind::kGroup8:
       group[((half * 2 + block / 2) * 32 + lane) * 4 + (block & 1) * 2 + upper] |= code
@@ -103,20 +102,20 @@ class Packer {
       : module_(module), format_(format), group_size_(std::max<int64_t>(group_size, 1)) {
     out.shape = shape_of(form, rows, columns);
     const DeviceMatrix& m = out.shape;
-    out.codes.resize(static_cast<size_t>(m.tiles) * static_cast<size_t>(m.groups) *
-                     static_cast<size_t>(words_per_group(m.kind)) * 16);
+    codes_.resize(static_cast<size_t>(m.tiles) * static_cast<size_t>(m.segments) *
+                  unit_code_bytes());
     n_scales_ = static_cast<size_t>(m.tiles) * static_cast<size_t>(m.segments) * kTileRows *
                 static_cast<size_t>(scales_per_row(m));
     switch (m.kind) {
       case MatrixKind::kSuper4:
-        out.scales.resize(n_scales_ / 4 * 32);
+        scale_bytes_.resize(n_scales_ / 4 * 32);
         break;
       case MatrixKind::kSuper6:
-        out.scales.resize(n_scales_ / 4 * 32);
-        out.extra.resize(n_scales_ / 4 * 4);
+        scale_bytes_.resize(n_scales_ / 4 * 32);
+        extra_bytes_.resize(n_scales_ / 4 * 4);
         break;
       case MatrixKind::kFloat16:
-        out.scales.resize(n_scales_ * 2);
+        scale_bytes_.resize(n_scales_ * 2);
         out.shape.scale_type = ScaleType::kBF16;
         break;
       default:
@@ -133,13 +132,11 @@ class Packer {
     if (m.kind == MatrixKind::kFloat16) return add_float_row(row, source);
     const int64_t tile = row / kTileRows;
     const int r = static_cast<int>(row % kTileRows);
-    const int words = words_per_group(m.kind);
-    auto* codes =
-        reinterpret_cast<uint32_t*>(out.codes.data()) +
-        static_cast<size_t>(tile) * static_cast<size_t>(m.groups) * static_cast<size_t>(words) * 4;
+    const auto group_words = static_cast<size_t>(words_per_group(m.kind)) * 4;
+    uint32_t* codes = codes_of(tile);
     for (int64_t column = 0; column < m.columns; ++column) {
-      put_code(codes + static_cast<size_t>(column / kGroupColumns) * static_cast<size_t>(words) * 4,
-               words, m.kind, r, static_cast<int>(column % kGroupColumns),
+      put_code(codes + static_cast<size_t>(column / kGroupColumns) * group_words, m.kind, r,
+               static_cast<int>(column % kGroupColumns),
                source.integers.codes[static_cast<size_t>(column)]);
     }
     for (int64_t group = 0; group < m.groups; ++group) {
@@ -167,9 +164,39 @@ class Packer {
     }
   }
 
-  /// Chooses the storage of scales and zero points.
+  /// Chooses the storage of scales and zero points, and puts each unit together.
   void finish() {
-    if (scales_.empty()) return;
+    if (!scales_.empty()) store_scales();
+    set_unit_layout(out.shape);
+    const DeviceMatrix& m = out.shape;
+    const int64_t n_units = int64_t{m.tiles} * m.segments;
+    out.units.resize(matrix_bytes(m));
+    const size_t n = static_cast<size_t>(n_units);
+    const size_t scales = scale_bytes_.size() / n, extra = extra_bytes_.size() / n;
+    parallel_for(n_units, 64, [&](int64_t begin, int64_t end) {
+      for (auto unit = static_cast<size_t>(begin); unit < static_cast<size_t>(end); ++unit) {
+        std::byte* to = out.units.data() + unit * static_cast<size_t>(m.unit_bytes);
+        std::memcpy(to, scale_bytes_.data() + unit * scales, scales);
+        if (extra != 0) std::memcpy(to + m.extra_at, extra_bytes_.data() + unit * extra, extra);
+        std::memcpy(to + m.header_bytes, codes_.data() + unit * unit_code_bytes(),
+                    unit_code_bytes());
+      }
+    });
+  }
+
+  HostMatrix out;
+
+ private:
+  size_t unit_code_bytes() const {
+    return size_t{kSegmentGroups} * static_cast<size_t>(words_per_group(out.shape.kind)) * 16;
+  }
+  uint32_t* codes_of(int64_t tile) {
+    return reinterpret_cast<uint32_t*>(codes_.data() + static_cast<size_t>(tile) *
+                                                           static_cast<size_t>(out.shape.segments) *
+                                                           unit_code_bytes());
+  }
+
+  void store_scales() {
     const auto all = [&](auto&& fits) {
       return std::all_of(scales_.begin(), scales_.end(), fits) &&
              std::all_of(mins_.begin(), mins_.end(), fits);
@@ -179,9 +206,9 @@ class Packer {
     if (type == ScaleType::kF32 && out.shape.kind == MatrixKind::kAffine4)
       throw UnsupportedError(module_ +
                              ": minima that are neither f16 nor bf16 have no CUDA kernel");
-    out.scales = stored(scales_, type);
+    scale_bytes_ = stored(scales_, type);
     if (!mins_.empty()) {
-      out.extra = stored(mins_, type);
+      extra_bytes_ = stored(mins_, type);
       return;
     }
     // Padding rows and columns have zero point 0 and no weight: they follow whatever the others
@@ -191,14 +218,11 @@ class Packer {
     if (format_zero_is_constant(constant)) {
       out.shape.zero_constant = constant;
     } else {
-      out.extra.resize(zeros_.size());
-      std::memcpy(out.extra.data(), zeros_.data(), zeros_.size());
+      extra_bytes_.resize(zeros_.size());
+      std::memcpy(extra_bytes_.data(), zeros_.data(), zeros_.size());
     }
   }
 
-  HostMatrix out;
-
- private:
   static std::vector<std::byte> stored(const std::vector<float>& values, ScaleType type) {
     std::vector<std::byte> bytes(values.size() * (type == ScaleType::kF32 ? 4 : 2));
     for (size_t i = 0; i < values.size(); ++i) {
@@ -221,7 +245,8 @@ class Packer {
   }
 
   void add_super4(int64_t group, int64_t at_row, int64_t inside, const IntegerRow& row) {
-    uint32_t* super = reinterpret_cast<uint32_t*>(out.scales.data()) + at_row * 8 + inside / 2 * 4;
+    uint32_t* super =
+        reinterpret_cast<uint32_t*>(scale_bytes_.data()) + at_row * 8 + inside / 2 * 4;
     const auto block = static_cast<size_t>(group / 2);
     super[0] = f32_to_f16(row.scales[block]) | static_cast<uint32_t>(f32_to_f16(row.mins[block]))
                                                    << 16;
@@ -242,10 +267,10 @@ class Packer {
   }
 
   void add_super6(int64_t group, int64_t at_row, int64_t inside, const IntegerRow& row) {
-    auto* to = reinterpret_cast<int8_t*>(out.scales.data()) + at_row * 32 + inside * 8;
+    auto* to = reinterpret_cast<int8_t*>(scale_bytes_.data()) + at_row * 32 + inside * 8;
     for (size_t j = 0; j < 8; ++j)
       to[j] = static_cast<int8_t>(row.sub_scales[static_cast<size_t>(group) * 8 + j]);
-    reinterpret_cast<uint16_t*>(out.extra.data())[at_row * 2 + inside / 2] =
+    reinterpret_cast<uint16_t*>(extra_bytes_.data())[at_row * 2 + inside / 2] =
         f32_to_f16(row.scales[static_cast<size_t>(group / 2)]);
   }
 
@@ -259,21 +284,20 @@ class Packer {
                                      source.integers.values[static_cast<size_t>(bad)]));
     const int64_t tile = row / kTileRows;
     const int r = static_cast<int>(row % kTileRows);
-    auto* codes = reinterpret_cast<uint32_t*>(out.codes.data()) +
-                  static_cast<size_t>(tile) * static_cast<size_t>(m.groups) * 1024;
+    uint32_t* codes = codes_of(tile);
     for (int64_t column = 0; column < m.columns; ++column) {
       uint32_t* group = codes + static_cast<size_t>(column / kGroupColumns) * 1024;
       const int inside = static_cast<int>(column % kGroupColumns);
-      put_code(group, 128, MatrixKind::kGroup8, r, inside,
+      put_code(group, MatrixKind::kGroup8, r, inside,
                static_cast<uint8_t>(source.block.high[static_cast<size_t>(column)]));
-      put_code(group + 512, 128, MatrixKind::kGroup8, r, inside,
+      put_code(group + 512, MatrixKind::kGroup8, r, inside,
                static_cast<uint8_t>(source.block.low[static_cast<size_t>(column)]));
     }
     for (int64_t group = 0; group < m.groups; ++group) {
       const int64_t at =
           ((tile * m.segments + group / kSegmentGroups) * kTileRows + r) * kSegmentGroups +
           group % kSegmentGroups;
-      reinterpret_cast<uint16_t*>(out.scales.data())[at] =
+      reinterpret_cast<uint16_t*>(scale_bytes_.data())[at] =
           f32_to_bf16(source.block.scales[static_cast<size_t>(group)]);
     }
   }
@@ -282,6 +306,7 @@ class Packer {
   const WeightFormat& format_;
   int64_t group_size_;
   size_t n_scales_ = 0;
+  std::vector<std::byte> codes_, scale_bytes_, extra_bytes_;  // of all units, in order
   std::vector<float> scales_, mins_;
   std::vector<uint8_t> zeros_;
 };
@@ -291,23 +316,9 @@ class Packer {
 uint64_t packed_bytes(const WeightFormat& format, int64_t rows, int64_t columns,
                       int64_t group_size) {
   const Form form = form_of(std::string(format.name()), format, columns, group_size);
-  const DeviceMatrix m = shape_of(form, rows, columns);
-  const auto tile_groups = static_cast<uint64_t>(m.tiles) * static_cast<uint64_t>(m.groups);
-  const auto row_segments =
-      static_cast<uint64_t>(m.tiles) * static_cast<uint64_t>(m.segments) * kTileRows;
-  uint64_t bytes = tile_groups * static_cast<uint64_t>(words_per_group(form.kind)) * 16;
-  switch (form.kind) {
-    case MatrixKind::kSuper4:
-      return bytes + row_segments * 32;
-    case MatrixKind::kSuper6:
-      return bytes + row_segments * 36;
-    case MatrixKind::kFloat16:
-      return bytes + row_segments * 8;
-    case MatrixKind::kAffine4:
-      return bytes + row_segments * 64;
-    default:
-      return bytes + row_segments * static_cast<uint64_t>(scales_per_row(m)) * 3;
-  }
+  DeviceMatrix m = shape_of(form, rows, columns);
+  set_unit_layout(m);
+  return matrix_bytes(m);
 }
 
 HostMatrix pack_matrix(const std::string& module, const WeightFormat& format, int64_t rows,

@@ -10,18 +10,17 @@
 
 namespace assay::cuda {
 
-/// A matrix in the layout of DeviceMatrix, on the host, ready to be copied as three blobs.
+/// A matrix in the layout of DeviceMatrix, on the host.
 struct HostMatrix {
-  DeviceMatrix shape;  // pointers are null
-  std::vector<std::byte> codes, scales, extra;
-
-  uint64_t bytes() const { return codes.size() + scales.size() + extra.size(); }
+  DeviceMatrix shape;  // units is null
+  std::vector<std::byte> units;
 };
 
 /// Fills `out` with row `row` of the matrix to be packed.
 using RowReader = std::function<void(int64_t row, IntegerRow& out)>;
 
-/// Bytes that pack_matrix gives for a matrix of this form (scales of 16 bits), for the ledger.
+/// Bytes that pack_matrix gives at most for a matrix of this form with scales of 16 bits, for the
+/// ledger.
 uint64_t packed_bytes(const WeightFormat& format, int64_t rows, int64_t columns,
                       int64_t group_size);
 

@@ -58,9 +58,9 @@ __device__ __forceinline__ void copy_group(const DeviceMatrix& m, const DeviceAc
     constexpr int kTileWords = kWords<kKind> * 32;
     for (int i = thread; i < GemmStage<kKind>::kCodeWords; i += kGemmThreads) {
       const int tile = min(first_tile + i / kTileWords, m.tiles - 1);
-      copy_bytes<16>(
-          m.codes + (static_cast<size_t>(tile) * m.groups + group) * kTileWords + i % kTileWords,
-          to.codes + i);
+      copy_bytes<16>(unit_at(m, tile, group / kSegmentGroups) + m.header_bytes +
+                         (group % kSegmentGroups * kTileWords + i % kTileWords) * 16,
+                     to.codes + i);
     }
     const int inside = thread % kGemmTokens;
     const size_t at = static_cast<size_t>(min(first_token + inside, tokens - 1)) * x.groups + group;

@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "runtime/device/cuda_support.h"
-#include "runtime/ops/linear_cuda.cuh"
+#include "runtime/ops/linear_vector_cuda.cuh"
 
 namespace assay::cuda {
 namespace {
@@ -17,31 +17,22 @@ constexpr int kMostShared = 227 * 1024;
 constexpr int kMostSlots = 8;
 constexpr int kHeldGroups = 4;  // groups of the input that a warp keeps in registers
 
-/// Groups of one part, the piece that one copy brings: about 4 KB of codes.
-template <MatrixKind kKind>
-constexpr int kPartGroups = kQuantumGroups<kKind>;
-
-ASSAY_HD constexpr int part_groups(MatrixKind kind) {
-  return words_per_group(kind) <= 64 ? 4 : words_per_group(kind) <= 128 ? 2 : 1;
-}
-
-/// A warp's ring: `slots` parts of codes, then `scale_slots` units of scales.
+/// A warp's ring: `slots` parts of codes, then the headers of `header_slots` units.
 struct RingShape {
-  int slots, scale_slots, part_bytes, scale_bytes;
-  __host__ __device__ int bytes() const { return slots * part_bytes + scale_slots * scale_bytes; }
+  int slots, header_slots, part_bytes, header_bytes;
+  __host__ __device__ int bytes() const { return slots * part_bytes + header_slots * header_bytes; }
 };
 
 /// The largest ring in `bytes` (a multiple of 128); slots is 0 if there is no room for one.
 __host__ __device__ inline RingShape ring_shape(const DeviceMatrix& m, int bytes) {
-  const UnitScaleBytes scales = unit_scale_bytes(m);
   RingShape ring{};
   const int groups = part_groups(m.kind), parts = kSegmentGroups / groups;
   ring.part_bytes = groups * words_per_group(m.kind) * 16;
-  ring.scale_bytes = (scales.scales + scales.extra + 127) / 128 * 128;
+  ring.header_bytes = m.header_bytes;
   for (int slots = parts; slots <= kMostSlots; slots += parts) {
     RingShape larger = ring;
     larger.slots = slots;
-    larger.scale_slots = slots / parts + 1;
+    larger.header_slots = slots / parts + 1;
     if (larger.bytes() > bytes) break;
     ring = larger;
   }
@@ -51,7 +42,9 @@ __host__ __device__ inline RingShape ring_shape(const DeviceMatrix& m, int bytes
 /// Shared memory of one thread block: rings of all warps, barriers, activations of up to four
 /// tokens, then segment sums.
 struct SharedLayout {
-  int barriers, planes, sums16, sums32, sums128, scales, partial, segment_sums, bytes;
+  int barriers;
+  InputLayout inputs;
+  int partial, segment_sums, bytes;
 };
 
 __host__ __device__ inline SharedLayout shared_layout(int ring_bytes, int columns, int groups,
@@ -64,31 +57,11 @@ __host__ __device__ inline SharedLayout shared_layout(int ring_bytes, int column
     return here;
   };
   at.barriers = take(kWarps * kMostSlots * 8);
-  at.planes = take(tokens * groups * 256);
-  at.sums16 = take(tokens * groups * 32);
-  at.sums32 = take(tokens * groups * 16);
-  at.sums128 = take(tokens * groups * 4);
-  at.scales = take(tokens * groups * 4);
+  at.inputs = input_layout(offset, groups, tokens);
   at.partial = take((columns + 255) / 256 * 4);
   at.segment_sums = take(sums * 4);
   at.bytes = offset;
   return at;
-}
-
-/// Four columns of a group per lane; 0 past the end.
-__device__ __forceinline__ void load_columns(const float* x, int group, int lane, int columns,
-                                             float (&y)[4]) {
-  const int first = group * kGroupColumns + lane * 4;
-  if (columns % 4 == 0 && first < columns) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(x + first));
-    y[0] = v.x;
-    y[1] = v.y;
-    y[2] = v.z;
-    y[3] = v.w;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) y[i] = first + i < columns ? __ldcg(x + first + i) : 0.0f;
 }
 
 /// 1 / sqrt(mean(x²) + eps) of a row in global memory, by all warps of the thread block. `partial`
@@ -150,11 +123,12 @@ __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int colum
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int token = 0; token < a.tokens; ++token) {
     const float* from = a.x + static_cast<size_t>(token) * columns;
-    const GroupTarget target{reinterpret_cast<uint32_t*>(shared + at.planes) + token * groups * 64,
-                             reinterpret_cast<int32_t*>(shared + at.sums16) + token * groups * 8,
-                             reinterpret_cast<int32_t*>(shared + at.sums32) + token * groups * 4,
-                             reinterpret_cast<int32_t*>(shared + at.sums128) + token * groups,
-                             reinterpret_cast<float*>(shared + at.scales) + token * groups};
+    const GroupTarget target{
+        reinterpret_cast<uint32_t*>(shared + at.inputs.planes) + token * groups * 64,
+        reinterpret_cast<int32_t*>(shared + at.inputs.sums16) + token * groups * 8,
+        reinterpret_cast<int32_t*>(shared + at.inputs.sums32) + token * groups * 4,
+        reinterpret_cast<int32_t*>(shared + at.inputs.sums128) + token * groups,
+        reinterpret_cast<float*>(shared + at.inputs.scales) + token * groups};
     constexpr int kRound = kHeldGroups * kWarps;
     float y[kHeldGroups][4], next[kHeldGroups][4];
     const auto load = [&](const float* row, int base, float(&to)[kHeldGroups][4]) {
@@ -199,10 +173,6 @@ __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int colum
   }
 }
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
 /// A warp's barrier that completes when all bytes of a part have arrived.
 __device__ __forceinline__ void init_barrier(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -213,30 +183,11 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(kArrivals) : "memory");
 }
 
-__device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (done == 0) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-#else
-    asm volatile(
-        "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-#endif
-  }
-}
-
-/// Up to three ranges of one part that travel together.
+/// The ranges of one part that travel together: codes, and for the first of a unit its header.
 struct PartCopy {
-  const void* from[3];
-  uint32_t to[3];
-  uint32_t bytes[3];  // multiples of 16, or 0
+  const void* from[2];
+  uint32_t to[2];
+  uint32_t bytes[2];  // multiples of 16, or 0
 };
 
 /// Starts the copies of a part; by all lanes of the warp.
@@ -246,10 +197,10 @@ __device__ __forceinline__ void start_copy(const PartCopy& copy, uint32_t barrie
   uint64_t once;  // weights are read once per step: they leave the cache first
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier),
-               "r"(copy.bytes[0] + copy.bytes[1] + copy.bytes[2])
+               "r"(copy.bytes[0] + copy.bytes[1])
                : "memory");
 #pragma unroll
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 2; ++i)
     if (copy.bytes[i] != 0)
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
@@ -258,7 +209,7 @@ __device__ __forceinline__ void start_copy(const PartCopy& copy, uint32_t barrie
           : "memory");
 #else
 #pragma unroll
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < 2; ++i)
     for (uint32_t at = lane * 16; at < copy.bytes[i]; at += 512)
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(copy.to[i] + at),
                    "l"(static_cast<const uint8_t*>(copy.from[i]) + at)
@@ -274,7 +225,6 @@ class Ring {
                   uint32_t barriers, int warp, int lane)
       : m_(m),
         shape_(ring_shape(m, ring_bytes)),
-        scale_bytes_(unit_scale_bytes(m)),
         part_groups_(part_groups(m.kind)),
         group_words_(words_per_group(m.kind)),
         memory_(memory),
@@ -308,13 +258,12 @@ class Ring {
       phase_ ^= 1;
     }
   }
-  /// Scales of the unit under way; they stay until the first part of the next unit is released.
-  __device__ const uint8_t* scales() const {
-    return memory_ + shape_.slots * shape_.part_bytes + scale_slot_ * shape_.scale_bytes;
+  /// Header of the unit under way; it stays until the first part of the next unit is released.
+  __device__ const uint8_t* header() const {
+    return memory_ + shape_.slots * shape_.part_bytes + header_slot_ * shape_.header_bytes;
   }
-  __device__ const uint8_t* extra() const { return scales() + scale_bytes_.scales; }
   __device__ void next_unit() {
-    if (++scale_slot_ == shape_.scale_slots) scale_slot_ = 0;
+    if (++header_slot_ == shape_.header_slots) header_slot_ = 0;
   }
 
  private:
@@ -323,20 +272,16 @@ class Ring {
     PartCopy copy{};
     const int first = issue_segment_ * kSegmentGroups + issue_part_ * part_groups_;
     const int groups = max(0, min(part_groups_, m_.groups - first));
-    copy.from[0] = m_.codes + (static_cast<size_t>(issue_tile_) * m_.groups + first) *
-                                  static_cast<size_t>(group_words_);
+    const std::byte* unit = unit_at(m_, issue_tile_, issue_segment_);
+    copy.from[0] = unit + m_.header_bytes + issue_part_ * shape_.part_bytes;
     copy.to[0] = shared_address(memory_ + issue_slot_ * shape_.part_bytes);
     copy.bytes[0] = static_cast<uint32_t>(groups * group_words_ * 16);
     if (issue_part_ == 0) {
-      const size_t unit = static_cast<size_t>(issue_tile_) * m_.segments + issue_segment_;
-      copy.from[1] = static_cast<const uint8_t*>(m_.scales) + unit * scale_bytes_.scales;
+      copy.from[1] = unit;
       copy.to[1] = shared_address(memory_ + shape_.slots * shape_.part_bytes +
-                                  issue_scale_slot_ * shape_.scale_bytes);
-      copy.bytes[1] = static_cast<uint32_t>(scale_bytes_.scales);
-      copy.from[2] = static_cast<const uint8_t*>(m_.extra) + unit * scale_bytes_.extra;
-      copy.to[2] = copy.to[1] + copy.bytes[1];
-      copy.bytes[2] = static_cast<uint32_t>(scale_bytes_.extra);
-      if (++issue_scale_slot_ == shape_.scale_slots) issue_scale_slot_ = 0;
+                                  issue_header_slot_ * shape_.header_bytes);
+      copy.bytes[1] = static_cast<uint32_t>(m_.header_bytes);
+      if (++issue_header_slot_ == shape_.header_slots) issue_header_slot_ = 0;
     }
     start_copy(copy, barriers_ + 8 * issue_slot_, lane_);
     if (++issue_slot_ == shape_.slots) issue_slot_ = 0;
@@ -352,113 +297,16 @@ class Ring {
 
   const DeviceMatrix& m_;
   const RingShape shape_;
-  const UnitScaleBytes scale_bytes_;
   const int part_groups_, group_words_;
   uint8_t* memory_;
   uint32_t barriers_;
   int lane_;
   int n_units_;
   int issue_unit_, issue_tile_, issue_segment_, issue_part_ = 0;
-  int issue_slot_ = 0, issue_scale_slot_ = 0;
-  int slot_ = 0, scale_slot_ = 0;
+  int issue_slot_ = 0, issue_header_slot_ = 0;
+  int slot_ = 0, header_slot_ = 0;
   uint32_t phase_ = 0;
 };
-
-/// Activations in shared memory as one lane reads them.
-struct Inputs {
-  const uint4* planes;
-  const int32_t *sums16, *sums32, *sums128;
-  const float* scales;
-
-  __device__ Inputs(const uint8_t* shared, const SharedLayout& at, int groups, int operand_token,
-                    int fold_token, int lane)
-      : planes(reinterpret_cast<const uint4*>(shared + at.planes) + operand_token * groups * 16 +
-               ((lane / 4) & 1) * 4 + lane % 4),
-        sums16(reinterpret_cast<const int32_t*>(shared + at.sums16) + fold_token * groups * 8),
-        sums32(reinterpret_cast<const int32_t*>(shared + at.sums32) + fold_token * groups * 4),
-        sums128(reinterpret_cast<const int32_t*>(shared + at.sums128) + fold_token * groups),
-        scales(reinterpret_cast<const float*>(shared + at.scales) + fold_token * groups) {}
-
-  /// Operand words of the lane's column for one group.
-  __device__ void operands(int group, uint32_t (&b)[8]) const {
-    const uint4 first = planes[group * 16], second = planes[group * 16 + 8];
-    b[0] = first.x, b[1] = first.y, b[2] = first.z, b[3] = first.w;
-    b[4] = second.x, b[5] = second.y, b[6] = second.z, b[7] = second.w;
-  }
-};
-
-template <MatrixKind kKind>
-__device__ __forceinline__ void load_codes(const uint4* part, int inside, int lane,
-                                           uint4 (&words)[kWords<kKind>]) {
-#pragma unroll
-  for (int w = 0; w < kWords<kKind>; ++w) words[w] = part[(inside * kWords<kKind> + w) * 32 + lane];
-}
-
-/// Segment sums of one unit for one token. The four column pairs of the products hold the four
-/// groups of the segment: lane t of a quad folds group t, and the chain passes through the lanes.
-template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, const Inputs& in,
-                                            int segment, int lane, float (&acc)[2],
-                                            uint32_t& worst) {
-  using Sums = GroupSums<kKind, kPieces>;
-  constexpr int kChains = Sums::kCount <= 2 ? 2 : 1;  // independent sums, so that products overlap
-  const int first = segment * kSegmentGroups, pair = lane / 8;
-  uint32_t b[8];
-  in.operands(min(first + pair, m.groups - 1), b);
-  if (first + pair >= m.groups) {
-#pragma unroll
-    for (uint32_t& word : b) word = 0;
-  }
-  Sums sums[kChains];
-#pragma unroll
-  for (Sums& s : sums) clear_sums(s);
-#pragma unroll
-  for (int part = 0; part < kSegmentGroups / kPartGroups<kKind>; ++part) {
-    const uint4* codes = ring.wait();
-#pragma unroll
-    for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
-      const int g = part * kPartGroups<kKind> + inside;
-      uint4 words[kWords<kKind>];
-      load_codes<kKind>(codes, inside, lane, words);
-      uint32_t own[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) own[i] = pair == g ? b[i] : 0;
-      add_products<kKind, kPieces>(words, own, sums[g % kChains]);
-    }
-    ring.release();
-  }
-  if constexpr (kChains == 2) {
-#pragma unroll
-    for (int i = 0; i < Sums::kCount; ++i)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) sums[0].c[i][k] += sums[1].c[i][k];
-  }
-  const int t = lane % 4, mine = min(first + t, m.groups - 1);
-  GroupWeights<kKind, kPieces> weights;
-  read_weights<kKind, kPieces>(m, ring.scales(), ring.extra(), lane / 4, t, weights);
-  const GroupInput input = load_input<kKind, kPieces>(in.scales, in.sums128, in.sums32, in.sums16,
-                                                      static_cast<size_t>(mine));
-  float values[2][kTerms<kKind, kPieces>], factors[2][kTerms<kKind, kPieces>];
-  group_terms<kKind, kPieces>(sums[0], weights, input,
-                              [&](int half, int i, float value, float factor) {
-                                values[half][i] = value;
-                                factors[half][i] = factor;
-                                worst = max(worst, __float_as_uint(factor) & 0x7fffffffu);
-                              });
-#pragma unroll
-  for (int g = 0; g < kSegmentGroups; ++g) {
-    if (first + g >= m.groups) break;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = acc[half];
-#pragma unroll
-      for (int i = 0; i < kTerms<kKind, kPieces>; ++i)
-        sum = __fmaf_rn(values[half][i], factors[half][i], sum);
-      acc[half] = __shfl_sync(0xffffffffu, sum, (lane & 28) | g);
-    }
-  }
-  ring.next_unit();
-}
 
 /// Segment sums of one unit for two to four tokens: column pair i of the products is token i.
 template <MatrixKind kKind, int kPieces>
@@ -469,6 +317,7 @@ __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, 
 #pragma unroll
   for (int part = 0; part < kSegmentGroups / kPartGroups<kKind>; ++part) {
     const uint4* codes = ring.wait();
+    const uint8_t* header = ring.header();
 #pragma unroll 1
     for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
       const int g = part * kPartGroups<kKind> + inside, group = first + g;
@@ -480,7 +329,7 @@ __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, 
       GroupSums<kKind, kPieces> sums;
       multiply_group<kKind, kPieces>(words, b, sums);
       GroupWeights<kKind, kPieces> weights;
-      read_weights<kKind, kPieces>(m, ring.scales(), ring.extra(), lane / 4, g, weights);
+      read_weights<kKind, kPieces>(m, header, lane / 4, g, weights);
       const GroupInput input = load_input<kKind, kPieces>(in.scales, in.sums128, in.sums32,
                                                           in.sums16, static_cast<size_t>(group));
       fold_group<kKind, kPieces>(sums, weights, input, acc, worst);
@@ -550,7 +399,7 @@ __global__ __launch_bounds__(kThreads,
   prepare_inputs(a, m.columns, m.groups, at, norm, shared);
 
   uint32_t worst = 0;
-  const Inputs inputs(shared, at, m.groups, kSingle ? 0 : min(lane / 8, a.tokens - 1),
+  const Inputs inputs(shared, at.inputs, m.groups, kSingle ? 0 : min(lane / 8, a.tokens - 1),
                       kSingle ? 0 : min(lane % 4, a.tokens - 1), lane);
   dispatch_kind(m, [&]<MatrixKind kKind, int kPieces>() {
     run_units<kKind, kPieces, kSingle>(a, m, ring, inputs, n_units, segment_sums, worst);
@@ -632,7 +481,7 @@ namespace {
 int size_rings(GemvArguments& a) {
   int fixed = 0;
   for (const DeviceMatrix& m : a.matrices) {
-    if (m.codes == nullptr) continue;
+    if (m.units == nullptr) continue;
     fixed = std::max(fixed, shared_layout(0, m.columns, m.groups, a.tokens,
                                           a.most_tiles * m.segments * kTileRows * a.tokens)
                                 .bytes);
@@ -642,7 +491,7 @@ int size_rings(GemvArguments& a) {
     bool fits = a.ring_bytes > 0;
     int needed = 0;
     for (const DeviceMatrix& m : a.matrices) {
-      if (m.codes == nullptr) continue;
+      if (m.units == nullptr) continue;
       const RingShape ring = ring_shape(m, a.ring_bytes);
       fits = fits && ring.slots > 0;
       needed = std::max(needed, ring.bytes());

@@ -58,12 +58,11 @@ constexpr int64_t kPatternRows = 64;  // distinct rows; larger matrices repeat t
 
 /// Matrices whose tiles repeat those of a pattern.
 struct Repeated {
-  DeviceBuffer codes, scales, extra;
+  DeviceBuffer units;
   std::vector<DeviceMatrix> matrices;
 };
 
 DeviceBuffer repeat(const std::vector<std::byte>& blob, int pattern_tiles, int tiles, int copies) {
-  if (blob.empty()) return {};
   const size_t tile_bytes = blob.size() / static_cast<size_t>(pattern_tiles);
   DeviceBuffer buffer(tile_bytes * static_cast<size_t>(tiles) * static_cast<size_t>(copies));
   size_t done = std::min(blob.size(), buffer.bytes());
@@ -79,19 +78,13 @@ DeviceBuffer repeat(const std::vector<std::byte>& blob, int pattern_tiles, int t
 Repeated make_repeated(const HostMatrix& pattern, int64_t rows, int copies) {
   Repeated result;
   const int tiles = static_cast<int>(rows / kTileRows);
-  result.codes = repeat(pattern.codes, pattern.shape.tiles, tiles, copies);
-  result.scales = repeat(pattern.scales, pattern.shape.tiles, tiles, copies);
-  result.extra = repeat(pattern.extra, pattern.shape.tiles, tiles, copies);
+  result.units = repeat(pattern.units, pattern.shape.tiles, tiles, copies);
   for (int i = 0; i < copies; ++i) {
     DeviceMatrix m = pattern.shape;
     m.rows = static_cast<int32_t>(rows);
     m.tiles = tiles;
-    const auto at = [&](const DeviceBuffer& buffer) {
-      return buffer.data() + buffer.bytes() / static_cast<size_t>(copies) * static_cast<size_t>(i);
-    };
-    m.codes = reinterpret_cast<const uint4*>(at(result.codes));
-    m.scales = at(result.scales);
-    m.extra = at(result.extra);
+    m.units = result.units.data() +
+              result.units.bytes() / static_cast<size_t>(copies) * static_cast<size_t>(i);
     result.matrices.push_back(m);
   }
   return result;
@@ -126,7 +119,7 @@ void Bench::run(const WeightFormat& format, int64_t group_size, int64_t rows, in
   };
   const HostMatrix pattern = pack_matrix("bench", format, kPatternRows, columns, group, read);
   const double bytes =
-      static_cast<double>(pattern.bytes()) * static_cast<double>(rows) / kPatternRows;
+      static_cast<double>(pattern.units.size()) * static_cast<double>(rows) / kPatternRows;
   const int copies = std::max(2, static_cast<int>(400e6 / bytes) + 1);
   const Repeated repeated = make_repeated(pattern, rows, copies);
 

@@ -146,25 +146,43 @@ TEST_P(CudaExecutorTest, SequencesInOneBatchEqualThemselvesAlone) {
   }
 }
 
-TEST_P(CudaExecutorTest, GraphEagerAndHostDecodeTheSameIds) {
-  const ExecutorOptions options{.n_sequences = 1, .context = 512};
-  const auto host = make_cpu_device()->load(checkpoint_, options);
-  CudaExecutor card(0, checkpoint_, options);
-  const std::vector<int32_t> prompt = tokens(130, 9);
-  const auto generate = [&](Executor& executor) {
-    executor.reset(0);
-    std::vector<float> logits;
-    const BatchItem item{0, prompt, LogitRows::kLast};
-    executor.forward({&item, 1}, logits);
-    return executor.decode_greedy(0, argmax(logits), 140);
-  };
+TEST_P(CudaExecutorTest, DecodedIdsAndLastLogitsEqualTheHostInGraphAndEagerly) {
+  for (const KvType kv : {KvType::kF16, KvType::kBF16, KvType::kF32}) {
+    const ExecutorOptions options{.kv_type = kv, .n_sequences = 1, .context = 512};
+    const auto host = make_cpu_device()->load(checkpoint_, options);
+    CudaExecutor card(0, checkpoint_, options);
+    for (const size_t n_prompt : {size_t{1}, size_t{126}, size_t{300}}) {
+      constexpr int64_t kSteps = 140;
+      const std::vector<int32_t> prompt = tokens(n_prompt, n_prompt);
+      std::vector<float> expected_logits, logits;
+      const auto decode = [&](Executor& executor) {
+        executor.reset(0);
+        const BatchItem item{0, prompt, LogitRows::kLast};
+        executor.forward({&item, 1}, logits);
+        return executor.decode_greedy(0, argmax(logits), kSteps);
+      };
+      const std::vector<int32_t> expected = decode(*host);
+      std::vector<int32_t> fed = {argmax(logits)};
+      fed.insert(fed.end(), expected.begin(), expected.end() - 1);
+      host->reset(0);
+      const std::vector<BatchItem> all = {{0, prompt, LogitRows::kNone},
+                                          {0, fed, LogitRows::kLast}};
+      host->forward(all, expected_logits);
+      const auto expect_same = [&](const char* how) {
+        EXPECT_EQ(decode(card), expected) << how << ", prompt of " << n_prompt;
+        EXPECT_TRUE(test::bits_equal(card.last_logits(), expected_logits))
+            << how << ", prompt of " << n_prompt << ", kv " << kv_type_name(kv);
+      };
 
-  const std::vector<int32_t> expected = generate(*host), graph = generate(card);
-  card.set_eager(true);
-  const std::vector<int32_t> eager = generate(card);
-
-  EXPECT_EQ(graph, expected);
-  EXPECT_EQ(eager, expected);
+      card.set_eager(false);
+      card.use_step_kernel(true);
+      expect_same("one kernel");
+      card.use_step_kernel(false);
+      expect_same("a kernel per step");
+      card.set_eager(true);
+      expect_same("without a graph");
+    }
+  }
 }
 
 TEST_P(CudaExecutorTest, LedgerIsWithinTwoPercentOfTheDriver) {

@@ -12,6 +12,7 @@
 #include "runtime/ops/linear.h"
 #include "runtime/ops/linear_cuda.h"
 #include "runtime/ops/linear_cuda_pack.h"
+#include "runtime/ops/step_tables_cuda.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
 #include "tests/support/weight_matrix.h"
@@ -51,6 +52,26 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.tokens;
 }
 
+/// Runs `linear` twice in one launch of the kernel for whole steps; the second waits for the first.
+void run_as_stages(const GemvArguments& linear, cudaStream_t stream) {
+  const DeviceLimits limits = device_limits();
+  StepTables tables(limits, nullptr);
+  tables.add_linear(linear, true);
+  tables.add_linear(linear, true);
+  ASSERT_TRUE(tables.can_run());
+  const DeviceBuffer stages = upload(tables.stages()), shares = upload(tables.shares()),
+                     streams = upload(tables.streams()), arrivals(2 * sizeof(int32_t)),
+                     zero = upload(std::vector<int32_t>(1));
+  StepArguments a = tables.sizes();
+  a.stages = reinterpret_cast<const StepStage*>(stages.data());
+  a.shares = reinterpret_cast<const BlockShare*>(shares.data());
+  a.streams = reinterpret_cast<const WeightStream*>(streams.data());
+  a.positions = a.sequences = reinterpret_cast<const int32_t*>(zero.data());
+  a.arrivals = reinterpret_cast<int32_t*>(arrivals.data());
+  launch_step(a, limits.multiprocessors, stream);
+  ASSAY_CUDA(cudaStreamSynchronize(stream));
+}
+
 class CudaLinear : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
@@ -81,12 +102,9 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
     return;
   }
   const HostMatrix host = pack_matrix("test", format, c.rows, c.columns, group, read);
-  const DeviceBuffer codes = upload(host.codes), scales = upload(host.scales),
-                     extra = upload(host.extra);
+  const DeviceBuffer units = upload(host.units);
   DeviceMatrix m = host.shape;
-  m.codes = reinterpret_cast<const uint4*>(codes.data());
-  m.scales = scales.data();
-  m.extra = extra.data();
+  m.units = units.data();
   const DeviceBuffer device_x = upload(x), fault = upload(std::vector<int32_t>(4));
   const DeviceBuffer out(expected.size() * 4);
   auto* const device_fault = reinterpret_cast<DeviceFault*>(fault.data());
@@ -113,6 +131,12 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
     ASSAY_CUDA(cudaStreamSynchronize(stream.get()));
     actual = download(out, expected.size());
     EXPECT_TRUE(test::bits_equal(actual, expected)) << "vector kernel";
+    if (c.tokens == 1 && device_limits().major >= 9) {
+      ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
+      run_as_stages(a, stream.get());
+      actual = download(out, expected.size());
+      EXPECT_TRUE(test::bits_equal(actual, expected)) << "step kernel";
+    }
   }
   const auto groups = static_cast<size_t>(m.groups);
   const auto tokens = static_cast<size_t>(c.tokens);

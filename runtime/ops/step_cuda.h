@@ -1,0 +1,92 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "runtime/ops/attention_cuda.h"
+#include "runtime/ops/linear_cuda.h"
+
+// A whole decode step of one token in one kernel: linear layers and attention one after the other,
+// bits of ops/linear.h and ops/attention.h. One thread block stays on each multiprocessor. A warp
+// of it streams the weights of all stages through a ring in shared memory without regard to what
+// the others wait for; between stages the thread blocks wait for each other by counters in memory,
+// while the ring fills. Needs compute capability 9.0 (bulk copies).
+
+namespace assay::cuda {
+
+/// One stage: a linear (tokens 1) or, where is_attention, a layer's attention.
+struct alignas(16) StepStage {
+  GemvArguments linear;
+  AttentionArguments attention;
+  int32_t is_attention = 0;
+  int32_t awaited = 0;      // arrivals of the stage before, whose results this one reads; 0: none
+  int32_t chunk_tiles = 1;  // of a thread block, whose sums lie in shared memory at a time
+  int32_t output_fault_op = 0;  // of the linear that reads quantized_output
+  // A vector quantized once by the stage that computes it, not by each thread block that reads it
+  // (input_bytes); null: the fp32 vector is read or written.
+  const std::byte* quantized_input = nullptr;
+  std::byte* quantized_output = nullptr;
+};
+
+/// Bytes of such a vector.
+int step_input_bytes(int columns);
+
+/// The weights that one thread block reads in one linear stage: units one after the other.
+struct alignas(16) WeightStream {
+  const std::byte* units = nullptr;
+  int32_t n_units = 0;
+  int32_t unit_bytes = 0;
+  int32_t header_bytes = 0;
+  int32_t group_bytes = 0;
+  int32_t segments = 0;
+  int32_t last_groups = 0;  // of a row's last segment, 1 to 4
+  int32_t part_groups = 0;  // of one copy
+  int32_t reserved = 0;
+};
+
+/// When a stage began and ended on one thread block, nanoseconds.
+struct StageTimes {
+  uint64_t begin = 0;     // first, while it waits
+  uint64_t released = 0;  // all that it reads is there
+  uint64_t prepared = 0;  // inputs quantized
+  uint64_t computed = 0;  // products finished
+  uint64_t end = 0;
+};
+
+struct StepArguments {
+  const StepStage* stages = nullptr;      // (n_stages)
+  const BlockShare* shares = nullptr;     // (n_stages, grid) tiles; begin = end: none
+  const WeightStream* streams = nullptr;  // (n_streams, grid), linear stages in order
+  const int32_t* positions = nullptr;     // (1) of the token
+  const int32_t* sequences = nullptr;     // (1)
+  int32_t* arrivals = nullptr;            // (n_stages)
+  StageTimes* times = nullptr;            // (n_stages, grid), or null
+  int32_t n_stages = 0;
+  int32_t n_streams = 0;
+  int32_t work_bytes = 0;  // shared memory of a stage: step_work_bytes
+  int32_t ring_bytes = 0;  // of one warp: step_ring_bytes
+};
+
+/// Shared memory that a stage needs beside the ring.
+int step_work_bytes(const StepStage& stage);
+
+/// Bytes of a warp's ring if a multiprocessor has `shared_bytes` for one thread block.
+int step_ring_bytes(int shared_bytes, int work_bytes);
+
+/// Largest piece of a matrix that must fit into a warp's ring.
+int step_part_bytes(const DeviceMatrix& matrix);
+
+/// Groups of 128 columns of one such piece.
+int step_part_groups(MatrixKind kind);
+
+/// Tiles of a thread block whose segment sums are kept at a time; a multiple of `granule`.
+int step_chunk_tiles(const DeviceMatrix& matrix, int granule);
+
+/// Whether the kernel has this attention.
+bool step_has_attention(const AttentionArguments& attention);
+
+/// Runs all stages; `grid` thread blocks, at most one per multiprocessor.
+void launch_step(const StepArguments& arguments, int grid, cudaStream_t stream);
+
+}  // namespace assay::cuda

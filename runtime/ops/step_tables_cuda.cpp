@@ -1,0 +1,157 @@
+#include "runtime/ops/step_tables_cuda.h"
+
+#include <algorithm>
+
+namespace assay::cuda {
+namespace {
+
+WeightStream stream_of(const DeviceMatrix& m, const BlockShare& share) {
+  WeightStream stream;
+  stream.units = unit_at(m, share.begin, 0);
+  stream.n_units = (share.end - share.begin) * m.segments;
+  stream.unit_bytes = m.unit_bytes;
+  stream.header_bytes = m.header_bytes;
+  stream.group_bytes = words_per_group(m.kind) * 16;
+  stream.segments = m.segments;
+  stream.last_groups = m.groups - (m.segments - 1) * kSegmentGroups;
+  stream.part_groups = step_part_groups(m.kind);
+  return stream;
+}
+
+}  // namespace
+
+std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& all, int n_blocks,
+                                   int granule) {
+  std::vector<DeviceMatrix> matrices = all;
+  for (DeviceMatrix& m : matrices) m.tiles /= granule;
+  const auto cost = [](const DeviceMatrix& m) { return int64_t{m.segments} * m.unit_bytes; };
+  const auto blocks_for = [&](const DeviceMatrix& m, int64_t most) {
+    const int64_t tiles = most / cost(m);
+    return (m.tiles + tiles - 1) / tiles;
+  };
+  std::vector<int64_t> candidates;
+  int64_t least = 0;
+  for (const DeviceMatrix& m : matrices) {
+    least = std::max(least, cost(m));
+    for (int64_t tiles = 1; tiles <= m.tiles; ++tiles) candidates.push_back(tiles * cost(m));
+  }
+  std::erase_if(candidates, [least](int64_t bytes) { return bytes < least; });
+  std::sort(candidates.begin(), candidates.end());
+  const auto enough = [&](int64_t most) {
+    int64_t total = 0;
+    for (const DeviceMatrix& m : matrices) total += blocks_for(m, most);
+    return total <= n_blocks;
+  };
+  const auto most = std::partition_point(candidates.begin(), candidates.end(),
+                                         [&](int64_t bytes) { return !enough(bytes); });
+  std::vector<int64_t> blocks;
+  int64_t left = n_blocks;
+  for (const DeviceMatrix& m : matrices) {
+    blocks.push_back(most == candidates.end() ? 1 : blocks_for(m, *most));
+    left -= blocks.back();
+  }
+  for (; left > 0; --left) {  // the rest where the shares are largest
+    size_t largest = matrices.size();
+    for (size_t i = 0; i < matrices.size(); ++i) {
+      const auto share = [&](size_t k) {
+        return matrices[k].tiles * cost(matrices[k]) / blocks[k];
+      };
+      if (blocks[i] < matrices[i].tiles &&
+          (largest == matrices.size() || share(i) > share(largest)))
+        largest = i;
+    }
+    if (largest == matrices.size()) break;
+    ++blocks[largest];
+  }
+  std::vector<BlockShare> shares;
+  for (size_t i = 0; i < matrices.size(); ++i)
+    for (int64_t b = 0; b < blocks[i]; ++b)
+      shares.push_back({static_cast<int32_t>(i),
+                        static_cast<int32_t>(matrices[i].tiles * b / blocks[i]) * granule,
+                        static_cast<int32_t>(matrices[i].tiles * (b + 1) / blocks[i]) * granule});
+  return shares;
+}
+
+/// Whether the last stage can quantize what `reader` reads: whole groups of 128 columns lie in one
+/// thread block, and so dealt they keep most of the card busy.
+bool StepTables::can_hand_over(const GemvArguments& reader) const {
+  if (quantized_ == nullptr || stages_.empty() || reader.norm_weight != nullptr) return false;
+  const StepStage& writer = stages_.back();
+  if (writer.is_attention != 0) {
+    const AttentionArguments& a = writer.attention;
+    return reader.x == a.out && a.n_heads / a.n_kv_heads * a.head_dim % kGroupColumns == 0;
+  }
+  const DeviceMatrix& m = writer.linear.matrices[0];
+  return writer.linear.epilogue == Epilogue::kSwiGlu && reader.x == writer.linear.out &&
+         m.rows % (2 * kGroupColumns) == 0 &&
+         m.rows / (2 * kGroupColumns) * 5 >= limits_.multiprocessors * 4;
+}
+
+void StepTables::add_linear(const GemvArguments& linear, bool waits) {
+  StepStage stage;
+  stage.linear = linear;
+  if (waits && can_hand_over(linear)) {
+    StepStage& writer = stages_.back();
+    writer.quantized_output = quantized_;
+    writer.output_fault_op = linear.fault_op;
+    stage.quantized_input = quantized_;
+    if (writer.is_attention == 0) deal_last(kTileRows);  // 16 tiles of 8 results are a group
+  }
+  stage.awaited = waits ? arrivals_ : 0;
+  stages_.push_back(stage);
+  shares_.resize(shares_.size() + static_cast<size_t>(limits_.multiprocessors));
+  streams_.resize(streams_.size() + static_cast<size_t>(limits_.multiprocessors));
+  deal_last(1);
+}
+
+/// Deals the tiles of the last stage, a linear, in multiples of `granule`.
+void StepTables::deal_last(int granule) {
+  StepStage& stage = stages_.back();
+  std::vector<DeviceMatrix> matrices;
+  for (const DeviceMatrix& m : stage.linear.matrices) {
+    if (m.units == nullptr) break;
+    matrices.push_back(m);
+    const int chunk = step_chunk_tiles(m, granule);
+    stage.chunk_tiles = matrices.size() == 1 ? chunk : std::min(stage.chunk_tiles, chunk);
+    part_bytes_ = std::max(part_bytes_, step_part_bytes(m));
+  }
+  std::vector<BlockShare> shares = deal_tiles(matrices, limits_.multiprocessors, granule);
+  arrivals_ = static_cast<int32_t>(shares.size());
+  const auto blocks = static_cast<size_t>(limits_.multiprocessors);
+  shares.resize(blocks);
+  std::copy(shares.begin(), shares.end(), shares_.end() - limits_.multiprocessors);
+  for (size_t b = 0; b < blocks; ++b)
+    streams_[streams_.size() - blocks + b] =
+        stream_of(matrices[static_cast<size_t>(shares[b].matrix)], shares[b]);
+  work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
+}
+
+void StepTables::add_attention(const AttentionArguments& attention) {
+  StepStage stage;
+  stage.is_attention = 1;
+  stage.attention = attention;
+  stage.attention.tokens = 1;
+  stage.awaited = arrivals_;
+  arrivals_ = attention.n_kv_heads;  // the last thread block of each head arrives
+  shares_.resize(shares_.size() + static_cast<size_t>(limits_.multiprocessors));
+  has_kernels_ = has_kernels_ && step_has_attention(attention);
+  work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
+  stages_.push_back(stage);
+}
+
+bool StepTables::can_run() const {
+  return limits_.major >= 9 && has_kernels_ &&
+         step_ring_bytes(limits_.block_shared, work_bytes_) >= part_bytes_;
+}
+
+StepArguments StepTables::sizes() const {
+  StepArguments a;
+  a.n_stages = static_cast<int32_t>(stages_.size());
+  a.n_streams =
+      static_cast<int32_t>(streams_.size() / static_cast<size_t>(limits_.multiprocessors));
+  a.work_bytes = work_bytes_;
+  a.ring_bytes = step_ring_bytes(limits_.block_shared, work_bytes_);
+  return a;
+}
+
+}  // namespace assay::cuda

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "runtime/device/cuda_support.h"
+#include "runtime/ops/step_cuda.h"
+
+namespace assay::cuda {
+
+/// Deals the tiles of matrices to at most `n_blocks` thread blocks, none across two matrices, so
+/// that the one with most bytes has as few as can be. Shares of one matrix alone are multiples of
+/// `granule` tiles, which divides its number.
+std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& matrices, int n_blocks,
+                                   int granule = 1);
+
+/// Stages of launch_step() put together on the host, for a grid of all multiprocessors.
+class StepTables {
+ public:
+  /// `quantized`: device memory of step_input_bytes() for the widest input, through which a stage
+  /// hands its quantized result to the next; null: each thread block quantizes for itself.
+  StepTables(const DeviceLimits& limits, std::byte* quantized)
+      : limits_(limits), quantized_(quantized) {}
+
+  /// A linear of one token; matrices without units are not there. `waits`: it reads what the stage
+  /// before it wrote.
+  void add_linear(const GemvArguments& linear, bool waits);
+  /// Attention of the token at positions[0], for as many thread blocks as there are.
+  void add_attention(const AttentionArguments& attention);
+
+  /// Whether the device can run all stages.
+  bool can_run() const;
+
+  const std::vector<StepStage>& stages() const { return stages_; }
+  const std::vector<BlockShare>& shares() const { return shares_; }
+  const std::vector<WeightStream>& streams() const { return streams_; }
+  /// Counts and sizes; the pointers are the caller's.
+  StepArguments sizes() const;
+
+ private:
+  bool can_hand_over(const GemvArguments& reader) const;
+  void deal_last(int granule);
+
+  DeviceLimits limits_;
+  std::byte* quantized_;
+  std::vector<StepStage> stages_;
+  std::vector<BlockShare> shares_;
+  std::vector<WeightStream> streams_;
+  int32_t arrivals_ = 0;  // of the last stage
+  int32_t work_bytes_ = 0;
+  int32_t part_bytes_ = 0;
+  bool has_kernels_ = true;
+};
+
+}  // namespace assay::cuda
