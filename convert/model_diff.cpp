@@ -78,7 +78,7 @@ void add_model_tensors(Side& side, bool by_role) {
   for (const TensorEntry& entry : checkpoint.tensors()) {
     const StoredTensor& stored = checkpoint.stored(entry);
     ComparedTensor tensor;
-    tensor.name = is_gguf ? entry.gguf_name : entry.hf_name;
+    tensor.name = is_gguf && !entry.gguf_stack ? entry.gguf_name : entry.hf_name;
     tensor.type = stored.act_order.empty() ? std::string(stored.format->name()) : stored.act_order;
     if (stored.scale_dtype) tensor.type += fmt::format(" group {}", stored.group_size);
     tensor.shape = entry.shape;
@@ -87,7 +87,8 @@ void add_model_tensors(Side& side, bool by_role) {
                                : rows_of_values(checkpoint.vector(entry.role, entry.layer));
     };
     std::string key =
-        by_role ? fmt::format("{} {}", role_name(entry.role), entry.layer) : tensor.name;
+        by_role ? fmt::format("{} {} {}", role_name(entry.role), entry.layer, entry.expert)
+                : tensor.name;
     side.tensors.emplace_back(std::move(key), std::move(tensor));
   }
 }
