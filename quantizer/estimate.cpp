@@ -282,15 +282,16 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
 
   if (plan.calibrated) {
     // The stream into the next layer is written before the one before it is removed.
-    uint64_t most_live = 0, most_held_out = 0;
+    const int64_t n_held_out_tokens = options.held_out_windows * window_length;
+    uint64_t most_live = 0;
+    uint64_t held_out_live = 0;
     for (const OpRange& layer : plan.program.layers) {
       std::set<int> live;
       for (const Register r : live_before(plan.program, layer.begin)) live.insert(r.index);
       most_live = std::max(most_live, held_bytes(plan.program, live, n_tokens));
-      most_held_out = std::max(
-          most_held_out, held_bytes(plan.program, live, options.held_out_windows * window_length));
+      held_out_live = std::max(held_out_live, held_bytes(plan.program, live, n_held_out_tokens));
     }
-    out.state_bytes += (plan.two_streams() ? 4 : 2) * most_live + 4 * most_held_out;
+    out.state_bytes += (plan.two_streams() ? 4 : 2) * most_live + 4 * held_out_live;
   }
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;

@@ -23,10 +23,10 @@ constexpr double kAlphas[] = {0.25, 0.5, 0.75, 1.0};
 constexpr double kDampings[] = {0.1, 0.3, 3.0, 10.0};  // times the run's damping
 
 HessianFactor make_factor(const Hessian& hessian, const QuantizeOptions& options,
-                          const std::string& name) {
-  HessianFactor factor = factor_hessian(hessian, options, name);
-  if (factor.n_dead < hessian.n) return factor;
-  throw NumericError(name + ": all calibration inputs are zero (" +
+                          const MatrixSlot& slot) {
+  HessianFactor factor = factor_hessian(hessian, options, slot.module);
+  if (factor.n_dead < hessian.n || slot.expert >= 0) return factor;
+  throw NumericError(slot.module + ": all calibration inputs are zero (" +
                      std::to_string(hessian.n_tokens) +
                      " tokens); there is nothing to calibrate with");
 }
@@ -244,8 +244,9 @@ void LayerLoop::run_captured_layer(int layer, LayerReport& report) {
 
 void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
-  for (const CaptureStop& stop : cut.stops)
+  for (const CaptureStop& stop : cut.stops) {
     solve_linears(stop.matrices, {}, nullptr, report, false);
+  }
 }
 
 void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
@@ -362,7 +363,8 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
       if (plan_.algorithm->needs_calibration && !calibration.starved &&
           (options.damp_percent != factored_with || (wanted_in_full && !in_full))) {
         const auto begin = Clock::now();
-        factor = make_factor(*calibration.hessian, options, module_name(matrix));
+        factor = make_factor(*calibration.hessian, options,
+                             plan_.program.matrices[static_cast<size_t>(matrix)]);
         factored_with = options.damp_percent;
         in_full = wanted_in_full;
         report.seconds.factor += seconds_since(begin);
@@ -385,7 +387,6 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
     const int64_t n_tokens = calibration.hessian != nullptr ? calibration.hessian->n_tokens : 0;
     solved_.push_back(finish_linear(plan_, matrix, *best, n_tokens, want_packed));
     SolvedLinear& solved = solved_.back();
-    solved.report.starved = calibration.starved;
     if (held_out != nullptr) {
       solved.report.choice = Json::object()
                                  .set("target_alpha", best->options.target_alpha)

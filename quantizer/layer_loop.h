@@ -72,15 +72,16 @@ class LayerLoop {
   void forward_plain(const LayerPlan& cut, size_t segment, LayerReport& report);
   void solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t stop, LayerReport& report,
                   bool want_packed);
-  void compare_held_out(LayerReport& report);
   void tell_starved(int layer, const std::string& module, const std::vector<int64_t>& counts) const;
   /// The experts of a stop with routes, each with the Hessian of the rows routed to it.
   void solve_experts(const StreamWalk& walk, const LayerPlan& cut, size_t stop, LayerReport& report,
                      bool want_packed);
+  void compare_held_out(LayerReport& report);
+  /// Factors calibration.hessian as the linears' options ask. `held_out`: where trials are
+  /// compared; null: there is one.
   void solve_linears(const std::vector<int>& matrices, Calibration calibration,
                      const Calibration* held_out, LayerReport& report, bool want_packed);
-  /// The options that are tried for a linear, the run's first; those after it need held-out
-  /// windows.
+  /// The options that are tried for a linear, the run's first.
   std::vector<QuantizeOptions> trials_of(int matrix) const;
   void commit(const LayerReport& report);
 

@@ -106,6 +106,7 @@ LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& o
   trial.result = calibration.starved
                      ? find_algorithm("rtn").quantize(problem, uncalibrated(options))
                      : plan.algorithm->quantize(problem, options);
+  trial.starved = calibration.starved;
   if (calibration.factor != nullptr) {
     trial.damp_percent = calibration.factor->damp_percent;
     trial.n_dead = calibration.factor->n_dead;
@@ -140,6 +141,7 @@ SolvedLinear finish_linear(const RunPlan& plan, int matrix, const LinearTrial& t
   report.in_features = slot.in_features;
   report.bits_per_weight = plan.bits_per_weight(matrix);
   report.n_tokens = n_tokens;
+  report.starved = trial.starved;
   report.loss = result.loss;
   report.rtn_loss = result.rtn_loss;
   report.weight_norm = result.weight_norm;

@@ -32,6 +32,7 @@ struct Calibration {
 struct LinearTrial {
   QuantizeOptions options;
   LayerResult result;
+  bool starved = false;       // Calibration::starved
   double damp_percent = 0.0;  // used
   int64_t n_dead = 0;
   double seconds = 0.0;
