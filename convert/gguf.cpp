@@ -11,9 +11,12 @@
 #include "convert/core/json.h"
 #include "convert/formats/format.h"
 #include "convert/gguf_types.h"
+#include "convert/tokenizer/unicode.h"
 
 namespace assay {
 namespace {
+
+bool is_utf8(std::string_view text) { return tokenization::valid_utf8_prefix(text) == text.size(); }
 
 // Limits of formats.md §4.5.
 constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 30;
@@ -122,8 +125,9 @@ class PartReader {
     const uint64_t at = reader_.offset();
     const std::string key = read_string("a key", kMaxKeyBytes);
     const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20; };
-    if (key.empty() || std::any_of(key.begin(), key.end(), is_control)) {
-      fail("the key at byte " + std::to_string(at) + " is empty or has control characters");
+    if (key.empty() || std::any_of(key.begin(), key.end(), is_control) || !is_utf8(key)) {
+      fail("the key at byte " + std::to_string(at) +
+           " is empty, has control characters or is not valid UTF-8");
     }
     if (!key_places_.emplace(key, at).second) {
       fail("the key " + in_quotes(key) + " at byte " + std::to_string(at) +
@@ -254,8 +258,10 @@ class PartReader {
     TensorInfo tensor;
     tensor.place = at;
     tensor.name = read_string("a tensor name", kMaxTensorNameBytes);
-    if (tensor.name.empty() || tensor.name.find('\0') != std::string::npos) {
-      fail("the tensor at byte " + std::to_string(at) + " has an empty name or a zero byte in it");
+    if (tensor.name.empty() || tensor.name.find('\0') != std::string::npos ||
+        !is_utf8(tensor.name)) {
+      fail("the tensor at byte " + std::to_string(at) +
+           " has an empty name, one with a zero byte or one that is not valid UTF-8");
     }
     const uint32_t n_dims =
         reader_.read_u32("the number of dimensions of " + in_quotes(tensor.name));

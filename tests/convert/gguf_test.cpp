@@ -235,8 +235,9 @@ TEST(GgufReader, Case_B11_ChecksOffsetsAgainstTheFile) {
 }
 
 TEST(GgufReader, RejectsMetadataThatBreaksTheFormat) {
-  expect_refused(with_value("", 0, "x"), "is empty or has control characters");
-  expect_refused(with_value("a\nb", 0, "x"), "is empty or has control characters");
+  expect_refused(with_value("", 0, "x"), "is empty, has control characters");
+  expect_refused(with_value("a\nb", 0, "x"), "is empty, has control characters");
+  expect_refused(with_value("a\xff", 0, "x"), "is not valid UTF-8");
   expect_refused(header(0, 1) + text(std::string(65536, 'k')) + raw(uint32_t{0}) + "x",
                  "has 65536 bytes, the limit is 65535");
   expect_refused(with_value("k", 13, zeros(20)), "\"k\": unknown value type 13");
