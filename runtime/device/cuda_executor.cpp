@@ -8,6 +8,7 @@
 
 #include "runtime/float_environment.h"
 #include "runtime/ops/read_bandwidth_cuda.h"
+#include "runtime/ops/rms_norm.h"
 
 namespace assay::cuda {
 namespace {
@@ -138,6 +139,7 @@ void CudaExecutor::run_pass(std::span<const PassRow> rows, std::vector<float>& l
     const int count = std::min(kHeadRows, n_selected - done);
     run_head(plan_.selected_rows + static_cast<size_t>(done) * static_cast<size_t>(hidden), count,
              false);
+    if (observer && plan_.head.norm_op >= 0) observe_last_norm(done, count, observer);
     const size_t elements = static_cast<size_t>(count) * vocab;
     if (options_.check_finite)
       launch_check_finite(plan_.logits, static_cast<int64_t>(elements), plan_.head.reported_op + 1,
@@ -258,6 +260,23 @@ void CudaExecutor::observe(const Op& op, Register r, int rows, const OpObserver&
                                cudaMemcpyDeviceToHost, stream_.get()));
   ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
   observer(op, spec, values);
+}
+
+void CudaExecutor::observe_last_norm(int first_row, int rows, const OpObserver& observer) {
+  const Program& program = plan_.program;
+  const Op& op = program.ops[static_cast<size_t>(plan_.head.norm_op)];
+  const auto columns = static_cast<size_t>(program.spec.hidden_size);
+  std::vector<float> values(static_cast<size_t>(rows) * columns), weight(columns);
+  const auto copy = [&](std::vector<float>& to, const float* from) {
+    ASSAY_CUDA(cudaMemcpyAsync(to.data(), from, to.size() * sizeof(float), cudaMemcpyDeviceToHost,
+                               stream_.get()));
+  };
+  copy(values, plan_.selected_rows + static_cast<size_t>(first_row) * columns);
+  copy(weight, plan_.head.norm_weight);
+  ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+  rms_norm(values.data(), weight.data(), plan_.head.eps, rows, static_cast<int64_t>(columns),
+           values.data());
+  observer(op, program.registers[static_cast<size_t>(writes(op).front().index)], values);
 }
 
 void CudaExecutor::throw_on_fault() {

@@ -57,6 +57,8 @@ class CudaExecutor : public Executor {
   void run_attention(const AttentionStep& step, int tokens, bool one_token_each, bool dependent);
   void observe(const Op& op, Register r, int rows, const OpObserver& observer);
   void capture_decode_graph();
+  /// The norm before the head lies inside the head's kernel: its rows are computed on the host.
+  void observe_last_norm(int first_row, int rows, const OpObserver& observer);
   void throw_on_fault();
   bool has_step_kernel() const { return use_step_kernel_ && plan_.step_program.has_value(); }
   std::vector<NodeTime> time_step_stages(int sequence, int repeats);

@@ -326,6 +326,7 @@ class Builder {
       if (norm->weight < 0 || norm->n_heads != 1 || norm->out == norm->in) refuse(ops[i]);
       step.input = norm->in;
       step.norm_weight = vector(norm->weight);
+      step.norm_op = static_cast<int>(i);
       step.eps = norm->eps;
       ++i;
     }

@@ -30,6 +30,7 @@ struct LinearStep {
   int reported_op = -1;      // op that wrote the visible result
   Register input;
   const float* norm_weight = nullptr;
+  int norm_op = -1;  // op index, if there is a norm
   float eps = 0.0f;
   std::vector<DeviceMatrix> matrices;  // kSwiGlu: one, rows of gate and up interleaved
   std::vector<const float*> bias;      // per matrix, may be null

@@ -10,10 +10,10 @@ namespace {
 
 constexpr int kWarps = 16;  // that compute; one more streams weights
 constexpr int kThreads = kWarps * 32;
-constexpr int kEntries = 8;          // pieces of weights on their way to one warp, at most
-constexpr int kHeldGroups = 4;       // groups of the input that a warp keeps in registers
-constexpr int kSumBytes = 8 * 1024;  // segment sums, about
-constexpr int kMergeSegments = 32;   // attention segments merged at a time
+constexpr int kEntries = 8;  // pieces of weights on their way to one warp, at most
+[[maybe_unused]] constexpr int kHeldGroups = 4;  // of the input that a warp keeps in registers
+constexpr int kSumBytes = 8 * 1024;              // segment sums, about
+constexpr int kMergeSegments = 32;               // attention segments merged at a time
 
 __host__ __device__ inline int align_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 

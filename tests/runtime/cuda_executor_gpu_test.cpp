@@ -3,11 +3,14 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "convert/checkpoint.h"
+#include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/device/cuda_executor.h"
@@ -15,6 +18,7 @@
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
 #include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
 
 namespace assay::cuda {
 namespace {
@@ -197,6 +201,43 @@ TEST_P(CudaExecutorTest, LedgerIsWithinTwoPercentOfTheDriver) {
 
   EXPECT_NEAR(static_cast<double>(before - after), static_cast<double>(ledger),
               0.02 * static_cast<double>(ledger) + (2 << 20));
+}
+
+/// The bundled model with the first weight of one of its norms as large as can be.
+std::shared_ptr<const Checkpoint> spoiled_model(const test::TemporaryDirectory& folder) {
+  namespace fs = std::filesystem;
+  const fs::path from = test::source_path("tests/data/llama-tiny");
+  for (const auto& entry : fs::directory_iterator(from))
+    fs::copy_file(entry.path(), fs::path(folder.path()) / entry.path().filename());
+  const std::string path = folder.file("model.safetensors");
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  uint64_t header_size = 0;
+  file.read(reinterpret_cast<char*>(&header_size), 8);
+  std::string header(header_size, 0);
+  file.read(header.data(), static_cast<std::streamsize>(header_size));
+  const size_t tensor = header.find("\"model.layers.1.post_attention_layernorm.weight\"");
+  const size_t offsets = header.find("data_offsets\":[", tensor) + 15;
+  file.seekp(static_cast<std::streamoff>(8 + header_size + std::stoull(header.substr(offsets))));
+  file.write("\x7f\x7f", 2);  // the largest bf16: finite, but nothing that can be quantized
+  file.close();
+  return Checkpoint::open(folder.path());
+}
+
+TEST(CudaExecutorFaults, ANumberTooLargeInADecodeStepNamesOpAndLayer) {
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device";
+  const test::TemporaryDirectory folder;
+  CudaExecutor card(0, spoiled_model(folder), {.context = 64});
+  for (const bool one_kernel : {true, false}) {
+    card.use_step_kernel(one_kernel);
+    try {
+      card.decode_greedy(0, 1, 2);
+      FAIL() << "accepted";
+    } catch (const NumericError& error) {
+      EXPECT_NE(std::string(error.what()).find("layers.1.mlp"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("layer 1"), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(card.length(0), 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, CudaExecutorTest, testing::ValuesIn(model_paths()),
