@@ -1,51 +1,20 @@
 #include "quantizer/output_folder.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <optional>
-#include <system_error>
 
 #include "convert/companions.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
-#include "convert/core/file_system.h"
 #include "convert/core/hashed_file.h"
+#include "convert/core/new_folder.h"
 #include "convert/core/version.h"
 #include "quantizer/config_patch.h"
 #include "quantizer/manifest.h"
 
 namespace assay {
 namespace {
-
-void remove_folder(const std::string& path) {
-  std::error_code error;
-  std::filesystem::remove_all(path, error);
-  if (error) throw_system_error(path + ": cannot remove the folder", error.value());
-}
-
-void make_durable(const std::string& folder) {
-  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) throw_system_error(folder + ": cannot open the folder", errno);
-  const int failed = file_system_calls().fsync(fd);
-  const int error = errno;
-  ::close(fd);
-  if (failed != 0) throw_system_error(folder + ": cannot sync the folder", error);
-}
-
-void rename_folder(const std::string& from, const std::string& to) {
-  if (file_system_calls().rename(from.c_str(), to.c_str()) == 0) return;
-  throw_system_error(to + ": cannot give the folder its name", errno);
-}
-
-std::string parent_of(const std::string& path) {
-  const std::string parent = std::filesystem::path(path).parent_path().string();
-  return parent.empty() ? "." : parent;
-}
 
 WrittenFile write_hashed(const std::string& folder, const std::string& name,
                          std::string_view text) {
@@ -112,18 +81,6 @@ std::vector<OutputFile> listing(const std::vector<WrittenFile>& written) {
   return files;
 }
 
-void publish(const std::string& partial, const std::string& out) {
-  make_durable(partial);
-  const std::string replaced = out + ".replaced";
-  if (file_exists(out)) {
-    remove_folder(replaced);  // of a run that was ended between the renames below
-    rename_folder(out, replaced);
-  }
-  rename_folder(partial, out);
-  make_durable(parent_of(out));
-  remove_folder(replaced);
-}
-
 }  // namespace
 
 std::string output_config(const RunPlan& plan) {
@@ -137,12 +94,8 @@ std::vector<OutputFile> write_output_folder(const std::string& out, const RunPla
                                             const OutputContents& contents,
                                             uint64_t max_shard_bytes,
                                             const std::function<void(double)>& progress) {
-  const std::string partial = out + ".partial";
-  remove_folder(partial);
-  std::error_code error;
-  std::filesystem::create_directories(partial, error);
-  if (error) throw_system_error(partial + ": cannot make the folder", error.value());
-
+  NewFolder folder(out);
+  const std::string& partial = folder.partial();
   std::vector<TensorSource> tensors = sources(plan, quantized);
   uint64_t total = 1;
   for (const TensorSource& tensor : tensors) {
@@ -171,7 +124,7 @@ std::vector<OutputFile> write_output_folder(const std::string& out, const RunPla
   }
   const Json manifest = make_manifest(plan, contents, output_tensors(plan), written);
   written.push_back(write_hashed(partial, std::string(kManifestName), manifest.dump() + "\n"));
-  publish(partial, out);
+  folder.publish();
   return listing(written);
 }
 
