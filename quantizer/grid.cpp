@@ -107,8 +107,8 @@ float nearest_scale(double wanted, uint8_t zero, const SharedScale& shared,
   if (shared.ratio == 0) return store_scale(static_cast<float>(wanted), options);
   const Multiples multiples = multiples_of(shared.ratio, zero);
   const double unit = static_cast<double>(shared.unit) * multiples.step;
-  const double k = std::clamp(std::nearbyint(wanted / unit), 1.0,
-                              static_cast<double>(multiples.last / multiples.step));
+  const double k =
+      std::clamp(std::nearbyint(wanted / unit), 1.0, static_cast<double>(multiples.count()));
   return static_cast<float>(k * unit);
 }
 

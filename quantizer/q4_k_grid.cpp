@@ -214,7 +214,7 @@ double LatticeSearch::estimate(int64_t row, const SharedScale& shared) const {
     const Table& own = table(row, z);
     const Multiples multiples = multiples_of(shared.ratio, own.zero);
     const double unit = static_cast<double>(shared.unit) * multiples.step;
-    const double last = multiples.last / multiples.step;
+    const double last = multiples.count();
     const double below = std::floor(own.best_scale() / unit);
     for (int i = 0; i < 2; ++i) {
       const double objective = own.at(unit * std::clamp(below + i, 1.0, last));
@@ -241,7 +241,7 @@ LatticeSearch::Choices LatticeSearch::choose(const Shared& shared) {
       const Multiples multiples = multiples_of(lattice.ratio, own.zero);
       const double unit = static_cast<double>(lattice.unit) * multiples.step;
       const double k = std::floor(own.best_scale() / unit) - 1.0 + static_cast<double>(c % kEach);
-      const double last = multiples.last / multiples.step;
+      const double last = multiples.count();
       candidates[static_cast<size_t>(c)][static_cast<size_t>(r)] = {
           static_cast<float>(unit * std::clamp(k, 1.0, last)), own.zero};
     }

@@ -20,6 +20,8 @@ namespace assay {
 struct Multiples {
   int step = 1;
   int last = 63;
+
+  int count() const { return last / step; }
 };
 Multiples multiples_of(int ratio, int zero);
 

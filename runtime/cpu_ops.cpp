@@ -243,8 +243,9 @@ void Runner::operator()(const ExpertLinearOp& op) const {
     gather_block_int16(block(op.in), rows, inputs);
     outputs.resize(own.size() * static_cast<size_t>(n));
     try {
-      linear(*context_.weights->matrices[static_cast<size_t>(op.first_matrix + e)], inputs, {},
-             outputs.data(), n);
+      linear(*context_.weights
+                  ->matrices[static_cast<size_t>(op.first_matrix) + static_cast<size_t>(e)],
+             inputs, {}, outputs.data(), n);
     } catch (const InfiniteProduct& error) {
       throw_not_finite(
           op_, context_, own[static_cast<size_t>(error.token)] / k, error.row, INFINITY,

@@ -89,7 +89,7 @@ Value filter_tojson(const Value& value, CallArguments& arguments, Machine& machi
 
 Value filter_int(const Value& value, CallArguments& arguments, Machine& machine) {
   const Bound bound = arguments.bind({"default"});
-  const Value fallback = bound[0].value_or(int64_t{0});
+  Value fallback = bound[0].value_or(int64_t{0});
   if (const Text* text = as_text(value)) {
     std::string_view digits = without_space_at_end(without_space_at_begin(text->bytes()));
     if (digits.starts_with('+')) digits.remove_prefix(1);

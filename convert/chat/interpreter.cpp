@@ -468,7 +468,7 @@ Value Interpreter::call_function(std::string_view name, const Expression& expres
     for (const auto& [key, value] : arguments.named()) {
       members.emplace_back(Text::of_template(key), value);
     }
-    const Value dict = make_dict(std::move(members), machine_);
+    Value dict = make_dict(std::move(members), machine_);
     if (name == "dict") return dict;
     auto space = std::make_shared<Namespace>();
     for (const auto& [key, value] : as_dict(dict)->members) {

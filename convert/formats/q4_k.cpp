@@ -62,11 +62,10 @@ std::optional<SixBitGrid> six_bit_grid(std::span<const double> values) {
   if (divisor == 0) return grid;
   for (uint64_t part = 1; largest / divisor * part <= kLargestSub; ++part) {
     if (divisor % part != 0) continue;
-    const auto unit = static_cast<float>(std::ldexp(static_cast<double>(divisor / part), lowest));
-    grid.unit = f32_to_f16(unit);
-    if (f16_is_not_finite(grid.unit) ||
-        static_cast<double>(f16_to_f32(grid.unit)) !=
-            std::ldexp(static_cast<double>(divisor / part), lowest)) {
+    const uint64_t integer = divisor / part;
+    const double unit = std::ldexp(static_cast<double>(integer), lowest);
+    grid.unit = f32_to_f16(static_cast<float>(unit));
+    if (f16_is_not_finite(grid.unit) || static_cast<double>(f16_to_f32(grid.unit)) != unit) {
       continue;
     }
     for (size_t j = 0; j < values.size(); ++j) {

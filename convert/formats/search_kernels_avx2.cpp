@@ -285,9 +285,9 @@ void round_codes(int n, const float* x, float minimum, float scale, int lowest, 
 }  // namespace
 
 const SearchKernels& search_kernels_avx2() {
-  static constexpr SearchKernels kernels{affine_grids, signed_fits, iq4_fits,
-                                         iq4_codes,    weigh,       round_codes};
-  return kernels;
+  static constexpr SearchKernels kKernels{affine_grids, signed_fits, iq4_fits,
+                                          iq4_codes,    weigh,       round_codes};
+  return kKernels;
 }
 
 }  // namespace assay

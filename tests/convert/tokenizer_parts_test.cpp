@@ -73,10 +73,10 @@ TEST(Utf8, ReplacesMaximalSubparts) {
 TEST(CharacterClasses, FollowUnicode16) {
   const uint8_t* classes = character_classes();
 
-  EXPECT_EQ(classes['a'], kLetter | kWord);
-  EXPECT_EQ(classes['7'], kNumber | kWord | kNumeric);
-  EXPECT_EQ(classes['_'], kWord);
-  EXPECT_EQ(classes['-'], 0);
+  EXPECT_EQ(classes[U'a'], kLetter | kWord);
+  EXPECT_EQ(classes[U'7'], kNumber | kWord | kNumeric);
+  EXPECT_EQ(classes[U'_'], kWord);
+  EXPECT_EQ(classes[U'-'], 0);
   EXPECT_EQ(classes[0x301], kMark | kWord);
   EXPECT_EQ(classes[0xB2], kNumber | kNumeric);
   EXPECT_EQ(classes[0x10D50], kLetter | kWord);  // Garay, new in 16.0
