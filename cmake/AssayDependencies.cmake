@@ -2,12 +2,8 @@
 find_package(Threads REQUIRED)
 find_package(OpenSSL 3 REQUIRED COMPONENTS Crypto)
 find_package(ZLIB REQUIRED)
-# The plug-in is a shared library, and Debian's static Boost is not position independent.
-if(ASSAY_CUDA)
-  set(Boost_USE_STATIC_LIBS OFF)
-else()
-  set(Boost_USE_STATIC_LIBS ON)
-endif()
+# The CUDA plug-in is a shared library, and Debian's static Boost is not position independent.
+set(Boost_USE_STATIC_LIBS OFF)
 set(Boost_NO_WARN_NEW_VERSIONS ON)
 find_package(Boost 1.81 EXACT REQUIRED COMPONENTS program_options json)
 find_package(PkgConfig REQUIRED)

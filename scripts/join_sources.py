@@ -18,7 +18,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FOLDERS = ("convert", "runtime", "calibrate", "quantizer", "verify")
-KEYWORDS = {"assay", "const", "constexpr", "std", "static"}
+KEYWORDS = {"assay", "const", "constexpr", "final", "std", "static"}
 
 
 def names_in(code):
@@ -27,7 +27,7 @@ def names_in(code):
     if code[0] in " }/#\n" or (code.startswith("using ") and "=" not in code):
         return set()
     code = code.split("//")[0]
-    names = set(re.findall(r"\b(\w+)\s*(?:[({=;\[]|:(?!:))", code))
+    names = set(re.findall(r"\b([A-Za-z_]\w*)\s*(?:[({=;\[]|:(?!:))", code))
     names.update(re.findall(r"\b(?:struct|class|enum|using) (\w+)", code))
     return {name for name in names if name not in KEYWORDS and not name.startswith("TEST")}
 

@@ -21,7 +21,7 @@ constexpr int64_t kCacheBytes = 256 << 10;  // of a segment of the activations o
 constexpr int64_t kChunksPerThread = 8;
 
 const LinearKernels& kernels_of(Isa isa) {
-#if defined(ASSAY_X86_KERNELS)
+#if defined(__x86_64__)
   if (isa == Isa::kAvx512) return linear_kernels_avx512();
   if (isa == Isa::kAvx2) return linear_kernels_avx2();
 #endif

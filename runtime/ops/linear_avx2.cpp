@@ -1,6 +1,7 @@
 // linear() in AVX2, FMA and F16C: lane = row, a tile is two halves of 8 rows. Products go through
 // vpmaddubsw, whose 16-bit sums must not saturate: with codes ≤ 15 four steps of 4 columns fit
 // (4·2·15·128 < 2^15), with codes ≤ 63 two; codes of 8 bits are taken as two nibbles.
+#if defined(__AVX2__)
 #include <immintrin.h>
 
 #include "runtime/ops/linear_kernels.h"
@@ -472,3 +473,4 @@ constexpr LinearKernels kKernels = {kPanelTokens, kPanelTokensFloat, kMaxPanels,
 const LinearKernels& linear_kernels_avx2() { return kKernels; }
 
 }  // namespace assay
+#endif

@@ -1,5 +1,6 @@
 // linear() in AVX-512 (F, BW, DQ, VL, VNNI): lane = row, so no sum ever crosses lanes. Integer sums
 // of pieces are exact; floats are folded in the order of arithmetic.md §3.
+#if defined(__AVX512F__)
 #include <immintrin.h>
 
 #include "runtime/ops/linear_kernels.h"
@@ -611,3 +612,4 @@ constexpr LinearKernels kKernels = {kMaxPanelTokens, kDirectTokens, kMaxPanels, 
 const LinearKernels& linear_kernels_avx512() { return kKernels; }
 
 }  // namespace assay
+#endif

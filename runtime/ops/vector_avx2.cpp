@@ -1,4 +1,5 @@
 // VectorKernels in AVX2, FMA and F16C.
+#if defined(__AVX2__)
 #include <immintrin.h>
 
 #include "runtime/ops/vector_lanes.h"
@@ -162,3 +163,4 @@ constexpr VectorKernels kKernels = kernels_of<Avx2>();
 const VectorKernels& vector_kernels_avx2() { return kKernels; }
 
 }  // namespace assay
+#endif

@@ -1,4 +1,5 @@
 // VectorKernels in AVX-512 (F, BW, DQ, VL).
+#if defined(__AVX512F__)
 #include <immintrin.h>
 
 #include "runtime/ops/vector_lanes.h"
@@ -140,3 +141,4 @@ constexpr VectorKernels kKernels = kernels_of<Avx512>();
 const VectorKernels& vector_kernels_avx512() { return kKernels; }
 
 }  // namespace assay
+#endif

@@ -117,7 +117,7 @@ int64_t attend_workspace_floats(int head_dim, int64_t n_queries) {
 const VectorKernels& vector_kernels_scalar() { return kScalarKernels; }
 
 const VectorKernels& vector_kernels() {
-#if defined(ASSAY_X86_KERNELS)
+#if defined(__x86_64__)
   const Isa isa = active_isa();
   if (isa == Isa::kAvx512) return vector_kernels_avx512();
   if (isa == Isa::kAvx2) return vector_kernels_avx2();
