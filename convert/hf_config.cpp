@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <map>
+#include <optional>
 
 #include "convert/core/error.h"
 
@@ -107,6 +108,14 @@ void set_heads(const AttentionSpec& attention, Members& members) {
   members.set("num_key_value_heads", attention.n_kv_heads);
 }
 
+/// One member for the biases of all four projections.
+void set_attention_bias(const AttentionSpec& attention, Members& members) {
+  if (attention.qkv_bias != attention.o_bias) {
+    throw UnsupportedError("config.json cannot say that q, k, v have biases and o has none");
+  }
+  members.set("attention_bias", attention.qkv_bias);
+}
+
 /// Layers that are all alike.
 void set_dense(const ModelSpec& spec, Members& members) {
   const AttentionSpec& attention = spec.layers.front().attention;
@@ -118,13 +127,9 @@ void set_dense(const ModelSpec& spec, Members& members) {
 void set_llama(const Checkpoint& checkpoint, Members& members) {
   const ModelSpec& spec = checkpoint.spec();
   const LayerSpec& layer = spec.layers.front();
-  if (layer.attention.qkv_bias != layer.attention.o_bias) {
-    throw UnsupportedError(
-        "config.json of a Llama model cannot say that q, k, v have biases and o has none");
-  }
   set_class(members, "LlamaForCausalLM", "llama");
   set_dense(spec, members);
-  members.set("attention_bias", layer.attention.qkv_bias);
+  set_attention_bias(layer.attention, members);
   members.set("mlp_bias", layer.mlp.bias);
 }
 
@@ -143,21 +148,83 @@ void set_qwen3(const Checkpoint& checkpoint, Members& members) {
   members.set("use_sliding_window", false);
 }
 
-void set_gemma4(const Checkpoint& checkpoint, Members& members) {
+void set_qwen3_moe(const Checkpoint& checkpoint, Members& members) {
   const ModelSpec& spec = checkpoint.spec();
+  const MoeSpec& moe = *spec.layers.front().moe;
+  set_class(members, "Qwen3MoeForCausalLM", "qwen3_moe");
+  set_dense(spec, members);
+  set_attention_bias(spec.layers.front().attention, members);
+  members.set("decoder_sparse_step", 1);
+  // Of an MLP that no layer has.
+  members.set("intermediate_size", checkpoint.gguf()
+                                       ->metadata()
+                                       .integer("qwen3moe.feed_forward_length")
+                                       .value_or(moe.top_k * moe.intermediate_size));
+  members.set("mlp_only_layers", Json::array());
+  members.set("moe_intermediate_size", moe.intermediate_size);
+  members.set("norm_topk_prob", moe.normalize);
+  members.set("num_experts", moe.n_experts);
+  members.set("num_experts_per_tok", moe.top_k);
+  members.set("use_sliding_window", false);
+}
+
+/// The first layer of each kind: those after it may read its keys and values.
+struct GemmaLayers {
   const AttentionSpec* full = nullptr;
   const AttentionSpec* sliding = nullptr;
+};
+
+/// What Gemma 3 and 4 share.
+GemmaLayers set_gemma(const ModelSpec& spec, Members& members) {
+  GemmaLayers layers;
   Json types = Json::array();
   for (const LayerSpec& layer : spec.layers) {
     const bool slides = layer.attention.sliding_window.has_value();
-    (slides ? sliding : full) = &layer.attention;
+    const AttentionSpec*& first = slides ? layers.sliding : layers.full;
+    if (first == nullptr) first = &layer.attention;
     types.push(slides ? "sliding_attention" : "full_attention");
   }
-  if (full == nullptr || sliding == nullptr) {
-    throw UnsupportedError("config.json of Gemma 4 needs layers of both kinds of attention");
+  if (layers.full == nullptr || layers.sliding == nullptr) {
+    throw UnsupportedError("config.json of this family needs layers of both kinds of attention");
   }
+  set_heads(*layers.sliding, members);
+  members.set("final_logit_softcapping",
+              spec.final_softcap ? Json(decimal(*spec.final_softcap)) : Json());
+  members.set("hidden_activation", "gelu_pytorch_tanh");
+  members.set("layer_types", std::move(types));
+  members.set("rope_parameters", Json::object()
+                                     .set("full_attention", rope_of(layers.full->rope))
+                                     .set("sliding_attention", rope_of(layers.sliding->rope)));
+  members.set("sliding_window", *layers.sliding->sliding_window);
+  return layers;
+}
+
+/// s of the scale 1/√s; a whole number where there is one.
+Json scalar_of_scale(double scale) {
+  const double scalar = 1.0 / (scale * scale);
+  const double whole = std::nearbyint(scalar);
+  return 1.0 / std::sqrt(whole) == scale ? Json(static_cast<int64_t>(whole)) : Json(scalar);
+}
+
+void set_gemma3(const Checkpoint& checkpoint, Members& members) {
+  const GemmaLayers layers = set_gemma(checkpoint.spec(), members);
+  set_class(members, "Gemma3ForCausalLM", "gemma3_text");
+  set_attention_bias(*layers.full, members);
+  members.set("attn_logit_softcapping", nullptr);
+  members.set("query_pre_attn_scalar", scalar_of_scale(layers.full->scale));
+  members.set("use_bidirectional_attention", false);
+}
+
+void set_gemma4(const Checkpoint& checkpoint, Members& members) {
+  const ModelSpec& spec = checkpoint.spec();
+  const GemmaLayers layers = set_gemma(spec, members);
+  const AttentionSpec *full = layers.full, *sliding = layers.sliding;
+  const auto n_shared =
+      std::count_if(spec.layers.begin(), spec.layers.end(),
+                    [](const LayerSpec& layer) { return layer.attention.kv_source.has_value(); });
+  const LayerSpec &first = spec.layers.front(), &last = spec.layers.back();
+  const std::optional<MoeSpec>& moe = first.moe;
   set_class(members, "Gemma4ForCausalLM", "gemma4_text");
-  set_heads(*sliding, members);
   Json per_layer = Json::object();
   for (size_t i = 0; i < spec.layers.size(); ++i) {
     if (spec.layers[i].attention.sliding_window) continue;
@@ -169,18 +236,15 @@ void set_gemma4(const Checkpoint& checkpoint, Members& members) {
   }
   members.set("attention_bias", false);
   members.set("attention_k_eq_v", full->k_is_v);
-  members.set("enable_moe_block", false);
-  members.set("final_logit_softcapping",
-              spec.final_softcap ? Json(decimal(*spec.final_softcap)) : Json());
-  members.set("hidden_activation", "gelu_pytorch_tanh");
-  members.set("hidden_size_per_layer_input", 0);
-  members.set("layer_types", std::move(types));
-  members.set("num_kv_shared_layers", 0);
+  members.set("enable_moe_block", moe.has_value());
+  members.set("hidden_size_per_layer_input", spec.per_layer_input_size);
+  members.set("moe_intermediate_size", moe ? Json(moe->intermediate_size) : Json());
+  members.set("num_experts", moe ? Json(moe->n_experts) : Json());
+  members.set("num_kv_shared_layers", static_cast<int64_t>(n_shared));
   members.set("per_layer_config", std::move(per_layer));
-  members.set("rope_parameters", Json::object()
-                                     .set("full_attention", rope_of(full->rope))
-                                     .set("sliding_attention", rope_of(sliding->rope)));
-  members.set("sliding_window", *sliding->sliding_window);
+  members.set("top_k_experts", moe ? Json(moe->top_k) : Json());
+  members.set("use_double_wide_mlp", last.mlp.intermediate_size == 2 * first.mlp.intermediate_size);
+  members.set("vocab_size_per_layer_input", spec.vocab_size);
 }
 
 void set_qwen3_5(const Checkpoint& checkpoint, Members& members) {
@@ -233,8 +297,9 @@ struct ConfigWriter {
 };
 
 constexpr ConfigWriter kWriters[] = {
-    {"llama", set_llama},   {"qwen2", set_qwen2},     {"qwen3", set_qwen3},
-    {"gemma4", set_gemma4}, {"qwen3_5", set_qwen3_5},
+    {"llama", set_llama},         {"qwen2", set_qwen2},   {"qwen3", set_qwen3},
+    {"qwen3_moe", set_qwen3_moe}, {"gemma3", set_gemma3}, {"gemma4", set_gemma4},
+    {"qwen3_5", set_qwen3_5},
 };
 
 /// The keys of the architecture that `config` leads to must be those of the file.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "convert/companions.h"
@@ -81,6 +82,37 @@ void write_bytes(std::span<const float> values, DType dtype, std::vector<std::by
   format.encode_row(values, {}, out);
 }
 
+/// The rows of a matrix as numbers of `dtype`; adds up how many values that changes.
+void write_rows(const CheckpointMatrix& matrix, DType dtype,
+                const std::function<void(std::span<const std::byte>)>& sink,
+                std::atomic<int64_t>& n_changed, std::atomic<int64_t>& n_infinite) {
+  const auto columns = static_cast<size_t>(matrix.view.columns);
+  const WeightFormat& format = scalar_format(dtype);
+  const auto row_bytes = static_cast<size_t>(format.row_bytes(matrix.view.columns));
+  std::vector<std::byte> piece;
+  for (int64_t first = 0; first < matrix.view.rows; first += kRowsPerPiece) {
+    const int64_t n_rows = std::min(kRowsPerPiece, matrix.view.rows - first);
+    piece.resize(static_cast<size_t>(n_rows) * row_bytes);
+    parallel_for(n_rows, 8, [&](int64_t begin, int64_t end) {
+      std::vector<float> values(columns);
+      int64_t changed = 0, infinite = 0;
+      for (int64_t row = begin; row < end; ++row) {
+        matrix.decode_row(first + row, values);
+        for (const float value : values) {
+          const float kept = rounded(value, dtype);
+          changed += kept == value ? 0 : 1;
+          infinite += std::isfinite(kept) ? 0 : 1;
+        }
+        format.encode_row(
+            values, {}, std::span(piece).subspan(static_cast<size_t>(row) * row_bytes, row_bytes));
+      }
+      n_changed += changed;
+      n_infinite += infinite;
+    });
+    sink(piece);
+  }
+}
+
 }  // namespace
 
 std::vector<float> invert_transform(GgufTransform transform, std::span<const float> values,
@@ -126,13 +158,13 @@ void HfExport::add_copy(const SafetensorsEntry& entry) {
   sources_.push_back({.copy = &entry});
 }
 
-void HfExport::add_matrix(const TensorEntry& entry) {
-  tensors_.push_back({.name = entry.hf_name,
-                      .shape = entry.shape,
+void HfExport::add_matrix(const std::string& name, const Shape& shape, const TensorEntry& first) {
+  tensors_.push_back({.name = name,
+                      .shape = shape,
                       .dtype = options_.dtype,
-                      .source_type = source_type_of(checkpoint_->stored(entry)),
-                      .n_values = n_elements(entry.shape)});
-  sources_.push_back({.entry = &entry});
+                      .source_type = source_type_of(checkpoint_->stored(first)),
+                      .n_values = n_elements(shape)});
+  sources_.push_back({.matrices = {&first}});
 }
 
 void HfExport::add_vector(const TensorEntry& entry) {
@@ -148,7 +180,7 @@ void HfExport::add_vector(const TensorEntry& entry) {
                                 [&](float value) { return rounded(value, tensor.dtype) == value; });
   if (!fits) tensor.dtype = DType::kF32;
   tensors_.push_back(std::move(tensor));
-  sources_.push_back({.entry = &entry, .values = std::move(values)});
+  sources_.push_back({.values = std::move(values)});
 }
 
 /// Everything in the files that is not part of a quantized linear stays as it is.
@@ -161,7 +193,7 @@ void HfExport::plan_folder() {
     for (const std::string& name : checkpoint_->safetensors()->names()) {
       if (name.starts_with(module) && name != module + "bias") parts.insert(name);
     }
-    add_matrix(entry);
+    add_matrix(entry.hf_name, entry.shape, entry);
   }
   for (const SafetensorsFile& shard : checkpoint_->safetensors()->shards()) {
     for (const SafetensorsEntry& entry : shard.tensors()) {
@@ -171,12 +203,24 @@ void HfExport::plan_folder() {
 }
 
 void HfExport::plan_gguf() {
+  std::map<std::string_view, size_t> stacks;  // name → position in tensors_
   for (const TensorEntry& entry : checkpoint_->tensors()) {
-    if (entry.is_matrix()) {
-      add_matrix(entry);
-    } else {
+    if (!entry.is_matrix()) {
       add_vector(entry);
+    } else if (!entry.stacked_in_folder) {
+      add_matrix(entry.hf_name, entry.shape, entry);
+    } else if (const auto [found, is_new] = stacks.emplace(entry.hf_stack->name, tensors_.size());
+               is_new) {
+      add_matrix(entry.hf_stack->name, entry.hf_stack->shape, entry);
+    } else {
+      sources_[found->second].matrices.push_back(&entry);
     }
+  }
+  for (Source& source : sources_) {
+    if (source.matrices.size() < 2) continue;
+    std::sort(source.matrices.begin(), source.matrices.end(), [](const auto* a, const auto* b) {
+      return a->hf_stack->first_row < b->hf_stack->first_row;
+    });
   }
 }
 
@@ -215,33 +259,9 @@ uint64_t HfExport::weight_bytes() const {
 
 void HfExport::write_matrix(size_t index, const Sink& sink) {
   HfTensor& tensor = tensors_[index];
-  const TensorEntry& entry = *sources_[index].entry;
-  const CheckpointMatrix matrix = checkpoint_->matrix(entry);
-  const auto columns = static_cast<size_t>(matrix.view.columns);
-  const WeightFormat& format = scalar_format(tensor.dtype);
-  const auto row_bytes = static_cast<size_t>(format.row_bytes(matrix.view.columns));
   std::atomic<int64_t> n_changed = 0, n_infinite = 0;
-  std::vector<std::byte> piece;
-  for (int64_t first = 0; first < matrix.view.rows; first += kRowsPerPiece) {
-    const int64_t n_rows = std::min(kRowsPerPiece, matrix.view.rows - first);
-    piece.resize(static_cast<size_t>(n_rows) * row_bytes);
-    parallel_for(n_rows, 8, [&](int64_t begin, int64_t end) {
-      std::vector<float> values(columns);
-      int64_t changed = 0, infinite = 0;
-      for (int64_t row = begin; row < end; ++row) {
-        matrix.decode_row(first + row, values);
-        for (const float value : values) {
-          const float kept = rounded(value, tensor.dtype);
-          changed += kept == value ? 0 : 1;
-          infinite += std::isfinite(kept) ? 0 : 1;
-        }
-        format.encode_row(
-            values, {}, std::span(piece).subspan(static_cast<size_t>(row) * row_bytes, row_bytes));
-      }
-      n_changed += changed;
-      n_infinite += infinite;
-    });
-    sink(piece);
+  for (const TensorEntry* entry : sources_[index].matrices) {
+    write_rows(checkpoint_->matrix(*entry), tensor.dtype, sink, n_changed, n_infinite);
   }
   tensor.n_changed = n_changed;
   if (n_infinite > 0 && !options_.allow_infinite) {

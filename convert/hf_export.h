@@ -57,14 +57,14 @@ class HfExport {
   /// How the bytes of a tensor come about.
   using Sink = std::function<void(std::span<const std::byte>)>;
   struct Source {
-    const SafetensorsEntry* copy = nullptr;  // else from `entry`
-    const TensorEntry* entry = nullptr;
-    std::vector<float> values = {};  // of vectors, in the order and form of Hugging Face
+    const SafetensorsEntry* copy = nullptr;  // else
+    std::vector<float> values = {};          // of a vector, in the order and form of Hugging Face
+    std::vector<const TensorEntry*> matrices = {};  // else these, one after the other
   };
   void plan_folder();
   void plan_gguf();
   void add_copy(const SafetensorsEntry& entry);
-  void add_matrix(const TensorEntry& entry);
+  void add_matrix(const std::string& name, const Shape& shape, const TensorEntry& first);
   void add_vector(const TensorEntry& entry);
   void plan_companions();
   void write_matrix(size_t index, const Sink& sink);

@@ -14,9 +14,6 @@ namespace assay {
 namespace {
 
 Json typed(std::string_view type) { return Json::object().set("type", type); }
-Json replace(std::string_view from, std::string_view to) {
-  return typed("Replace").set("pattern", Json::object().set("String", from)).set("content", to);
-}
 
 Json special_entry(const Tokenizer& tokenizer, int32_t id) {
   const std::string token = tokenizer.token(id).value_or("");
@@ -67,10 +64,10 @@ Json added_tokens(const Tokenizer& tokenizer) {
   return list;
 }
 
-Json model_of(const Tokenizer& tokenizer, bool ignore_merges, bool is_gemma,
+Json model_of(const Tokenizer& tokenizer, bool ignore_merges, bool has_pieces,
               const Json& unk_token) {
   std::set<int32_t> outside;  // added tokens of byte-level vocabularies are no tokens of the model
-  if (!is_gemma) {
+  if (!has_pieces) {
     for (const AddedToken& token : tokenizer.added_tokens()) outside.insert(token.id);
   }
   Json::Object vocab;
@@ -87,8 +84,8 @@ Json model_of(const Tokenizer& tokenizer, bool ignore_merges, bool is_gemma,
       .set("unk_token", unk_token)
       .set("continuing_subword_prefix", nullptr)
       .set("end_of_word_suffix", nullptr)
-      .set("fuse_unk", is_gemma)
-      .set("byte_fallback", is_gemma && tokenizer.id_of("<0x00>").has_value())
+      .set("fuse_unk", has_pieces)
+      .set("byte_fallback", has_pieces && tokenizer.id_of("<0x00>").has_value())
       .set("ignore_merges", ignore_merges)
       .set("vocab", std::move(vocab))
       .set("merges", std::move(merges));
@@ -100,14 +97,10 @@ std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
     const GgufMetadata& metadata, const std::string& source) {
   const Tokenizer tokenizer = Tokenizer::from_gguf(metadata, source);
   const std::string kind = metadata.string("tokenizer.ggml.model").value_or("");
-  const bool is_gemma = kind == "gemma4";
-  if (kind != "gpt2" && !is_gemma) {
-    throw UnsupportedError(
-        fmt::format("{}: the vocabulary \"{}\" has scores in place of merges, and tokenizer.json "
-                    "cannot be made "
-                    "of it; copy the tokenizer files of the original model",
-                    source, kind));
-  }
+  // With scores in place of merges ("llama"), the merges are those that the scores mean.
+  const bool has_pieces = kind == "gemma4" || kind == "llama";
+  const bool space_prefix =
+      has_pieces && metadata.boolean("tokenizer.ggml.add_space_prefix").value_or(kind == "llama");
   const auto token_of = [&](const char* key) {
     const auto id = metadata.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
     const auto token = id ? tokenizer.token(static_cast<int32_t>(*id)) : std::nullopt;
@@ -117,27 +110,24 @@ std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
   json.set("version", "1.0").set("truncation", nullptr).set("padding", nullptr);
   json.set("added_tokens", added_tokens(tokenizer));
   bool ignore_merges = false;
-  if (is_gemma) {
-    json.set("normalizer", replace(" ", tokenization::kMetaSpace)).set("pre_tokenizer", nullptr);
+  if (has_pieces) {
+    json.set("normalizer", tokenization::piece_normalizer(space_prefix))
+        .set("pre_tokenizer", nullptr);
   } else {
     const auto pre = tokenization::find_gguf_pre(*metadata.string("tokenizer.ggml.pre"));
     ignore_merges = pre->ignore_merges;
     json.set("normalizer", pre->normalizer).set("pre_tokenizer", pre->pre_tokenizer);
   }
   json.set("post_processor", post_processor(tokenizer));
-  if (is_gemma) {
-    json.set("decoder", typed("Sequence")
-                            .set("decoders", Json::array()
-                                                 .push(replace(tokenization::kMetaSpace, " "))
-                                                 .push(typed("ByteFallback"))
-                                                 .push(typed("Fuse"))));
+  if (has_pieces) {
+    json.set("decoder", tokenization::piece_decoder(space_prefix));
   } else {
     json.set("decoder", typed("ByteLevel")
                             .set("add_prefix_space", true)
                             .set("trim_offsets", true)
                             .set("use_regex", true));
   }
-  json.set("model", model_of(tokenizer, ignore_merges, is_gemma, token_of("unknown")));
+  json.set("model", model_of(tokenizer, ignore_merges, has_pieces, token_of("unknown")));
   const Tokenizer again = Tokenizer::from_json(json, source + ": the tokenizer.json made for it");
   if (again.vocab_size() != tokenizer.vocab_size() || again.merges() != tokenizer.merges() ||
       again.encode("") != tokenizer.encode("")) {

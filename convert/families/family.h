@@ -103,10 +103,11 @@ struct TensorEntry {
   std::string gguf_name;  // "blk.3.attn_q.weight"
   Shape shape;            // as in the Hugging Face file
   GgufTransform gguf_transform = GgufTransform::kNone;
-  int n_heads = 0;           // for kInterleaveRope
-  BlockOrder gguf_rows;      // rows are the first dimension
-  BlockOrder gguf_columns;   // begin 0, all columns
-  bool quantizable = false;  // a linear that quantize may replace
+  int n_heads = 0;                 // for kInterleaveRope
+  BlockOrder gguf_rows;            // rows are the first dimension
+  BlockOrder gguf_columns;         // begin 0, all columns
+  bool quantizable = false;        // a linear that quantize may replace
+  bool stacked_in_folder = false;  // models of this class keep it in hf_stack, others as hf_name
   /// Where a folder keeps it if there is no tensor `hf_name`.
   std::optional<TensorSlice> hf_stack = {};
   /// Where GGUF keeps it; gguf_name is the name of that tensor.

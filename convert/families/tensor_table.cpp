@@ -110,6 +110,7 @@ void TensorTable::add_experts(const MoeSpec& spec, const std::string& hf_module,
     entry.expert = static_cast<int>(expert);
     entry.quantizable = true;
     entry.hf_stack = std::move(hf_stack);
+    entry.stacked_in_folder = fused;
     entry.gguf_name = gguf_stack.name;
     entry.gguf_stack = std::move(gguf_stack);
   };

@@ -37,8 +37,9 @@ class TensorTable {
   /// gate, up, down with their biases.
   void add_mlp(const MlpSpec& spec);
 
-  /// gate, up, down of each expert of `hf_module`. GGUF stacks the experts of a layer, gate and up
-  /// in one tensor where `fused` says so; folders may do likewise with both in "gate_up_proj".
+  /// gate, up, down of each expert of `hf_module`. GGUF stacks the experts of a layer. With `fused`
+  /// it does so with gate and up in one tensor, and folders do likewise ("gate_up_proj"), which any
+  /// folder may.
   void add_experts(const MoeSpec& spec, const std::string& hf_module, bool fused);
   /// Attention and MLP of Gemma: a norm before and behind each.
   void add_sandwich_layer(const LayerSpec& spec, GgufTransform norm = GgufTransform::kNone);

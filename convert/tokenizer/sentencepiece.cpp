@@ -279,16 +279,26 @@ Json replace(std::string_view from, std::string_view to) {
 
 }  // namespace
 
-void set_piece_rules(const PieceRules& rules, Definition& definition) {
-  Json normalizers = Json::array(), decoders = Json::array();
-  if (rules.add_space_prefix) normalizers.push(step("Prepend").set("prepend", kMetaSpace));
-  normalizers.push(replace(" ", kMetaSpace));
+Json piece_normalizer(bool add_space_prefix) {
+  Json spaces = replace(" ", kMetaSpace);
+  if (!add_space_prefix) return spaces;
+  return step("Sequence")
+      .set("normalizers",
+           Json::array().push(step("Prepend").set("prepend", kMetaSpace)).push(std::move(spaces)));
+}
+
+Json piece_decoder(bool add_space_prefix) {
+  Json decoders = Json::array();
   decoders.push(replace(kMetaSpace, " ")).push(step("ByteFallback")).push(step("Fuse"));
-  if (rules.add_space_prefix) {
+  if (add_space_prefix) {
     decoders.push(step("Strip").set("content", " ").set("start", 1).set("stop", 0));
   }
-  const Json normalizer = step("Sequence").set("normalizers", std::move(normalizers));
-  const Json decoder = step("Sequence").set("decoders", std::move(decoders));
+  return step("Sequence").set("decoders", std::move(decoders));
+}
+
+void set_piece_rules(const PieceRules& rules, Definition& definition) {
+  const Json normalizer = piece_normalizer(rules.add_space_prefix);
+  const Json decoder = piece_decoder(rules.add_space_prefix);
   definition.normalizer = make_normalizer(Part(normalizer, definition.source, "normalizer"));
   definition.decoder = make_decoder(Part(decoder, definition.source, "decoder"));
   definition.bpe.byte_fallback = rules.byte_fallback;

@@ -4,6 +4,7 @@
 #include <span>
 #include <string>
 
+#include "convert/core/json.h"
 #include "convert/tokenizer/definition.h"
 
 namespace assay::tokenization {
@@ -17,7 +18,11 @@ struct PieceRules {
   bool byte_fallback = false;
 };
 
-/// Normalizer, decoder and options for pieces with kMetaSpace.
+/// "normalizer" and "decoder" of tokenizer.json for pieces with kMetaSpace.
+Json piece_normalizer(bool add_space_prefix);
+Json piece_decoder(bool add_space_prefix);
+
+/// These and options for pieces with kMetaSpace.
 void set_piece_rules(const PieceRules& rules, Definition& definition);
 
 /// A file tokenizer.model: the ModelProto of SentencePiece, of the kind BPE or unigram, without

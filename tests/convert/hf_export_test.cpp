@@ -97,6 +97,126 @@ TEST(HfExport, IsTheInverseForEveryFamilyOfTheSharedModels) {
   }
 }
 
+/// tokenizer.json of pieces: four special tokens, spaces as U+2581, letters and some merges.
+std::string piece_tokenizer_json() {
+  Json vocab = Json::object(), added = Json::array(), merges = Json::array();
+  int64_t id = 0;
+  for (const char* token : {"<pad>", "<eos>", "<bos>", "<unk>"}) {
+    added.push(Json::object()
+                   .set("id", id)
+                   .set("content", token)
+                   .set("single_word", false)
+                   .set("lstrip", false)
+                   .set("rstrip", false)
+                   .set("normalized", false)
+                   .set("special", true));
+    vocab.set(token, id++);
+  }
+  vocab.set("\u2581", id++);
+  for (char c = 'a'; c <= 'z'; ++c) vocab.set(std::string(1, c), id++);
+  for (const auto& [left, right] :
+       {std::pair{"t", "h"}, std::pair{"th", "e"}, std::pair{"\u2581", "the"}, std::pair{"a", "n"},
+        std::pair{"an", "d"}, std::pair{"\u2581", "\u2581"}}) {
+    merges.push(Json::array().push(left).push(right));
+    vocab.set(std::string(left) + right, id++);
+  }
+  const auto typed = [](const char* type) { return Json::object().set("type", type); };
+  const auto replace = [&](const char* from, const char* to) {
+    return typed("Replace").set("pattern", Json::object().set("String", from)).set("content", to);
+  };
+  const Json bos = Json::object().set("id", "<bos>").set("type_id", 0);
+  const Json text = Json::object().set("id", "A").set("type_id", 0);
+  const Json second = Json::object().set("id", "B").set("type_id", 1);
+  Json post = typed("TemplateProcessing");
+  post.set("single", Json::array()
+                         .push(Json::object().set("SpecialToken", bos))
+                         .push(Json::object().set("Sequence", text)))
+      .set("pair", Json::array()
+                       .push(Json::object().set("SpecialToken", bos))
+                       .push(Json::object().set("Sequence", text))
+                       .push(Json::object().set("Sequence", second)))
+      .set("special_tokens",
+           Json::object().set("<bos>", Json::object()
+                                           .set("id", "<bos>")
+                                           .set("ids", Json::array().push(2))
+                                           .set("tokens", Json::array().push("<bos>"))));
+  return Json::object()
+      .set("version", "1.0")
+      .set("truncation", nullptr)
+      .set("padding", nullptr)
+      .set("added_tokens", std::move(added))
+      .set("normalizer", replace(" ", "\u2581"))
+      .set("pre_tokenizer", nullptr)
+      .set("post_processor", std::move(post))
+      .set("decoder", typed("Sequence")
+                          .set("decoders", Json::array()
+                                               .push(replace("\u2581", " "))
+                                               .push(typed("ByteFallback"))
+                                               .push(typed("Fuse"))))
+      .set("model", typed("BPE")
+                        .set("dropout", nullptr)
+                        .set("unk_token", "<unk>")
+                        .set("continuing_subword_prefix", nullptr)
+                        .set("end_of_word_suffix", nullptr)
+                        .set("fuse_unk", true)
+                        .set("byte_fallback", false)
+                        .set("ignore_merges", false)
+                        .set("vocab", std::move(vocab))
+                        .set("merges", std::move(merges)))
+      .dump();
+}
+
+/// HF → GGUF → HF → GGUF of a bundled model with the given tokenizer.
+void expect_inverse_of_family(const std::string& family, const std::string& tokenizer_json) {
+  SCOPED_TRACE(family);
+  const TemporaryDirectory folder;
+  TinyModel model = test::read_model(test::source_path("tests/data/families/" + family));
+  model.tokenizer_json = tokenizer_json;
+  const std::string source = model.write(folder.file("model"));
+  const std::string gguf = to_gguf(source, folder.file("a.gguf"), "BF16");
+
+  const std::string back = to_hf(gguf, folder.file("back"));
+
+  expect_same_tensors(source, back);
+  expect_same_gguf(to_gguf(back, folder.file("b.gguf"), "BF16"), gguf);
+  const auto a = Checkpoint::open(source), b = Checkpoint::open(back), c = Checkpoint::open(gguf);
+  EXPECT_EQ(a->spec().layers.size(), b->spec().layers.size());
+  EXPECT_EQ(a->spec().stop_ids, b->spec().stop_ids);
+  const Tokenizer x = Tokenizer::from_folder(source), y = Tokenizer::from_folder(back);
+  const Tokenizer z = Tokenizer::from_gguf(c->gguf()->metadata(), gguf);
+  for (const char* text : {"", "the and  the", " a band of the ants", "athe<bos>the", "aa the"}) {
+    EXPECT_EQ(y.encode(text), x.encode(text)) << text;
+    EXPECT_EQ(z.encode(text), x.encode(text)) << text;
+    EXPECT_EQ(y.decode(y.encode(text), true), x.decode(x.encode(text), true)) << text;
+  }
+}
+
+TEST(HfExport, IsTheInverseForEveryBundledFamily) {
+  const std::string bytes = make_tiny_model({.vocab_size = 256}).tokenizer_json;
+  for (const char* family : {"qwen2", "qwen3", "qwen3_moe", "qwen3_5"}) {
+    expect_inverse_of_family(family, bytes);
+  }
+  for (const char* family : {"gemma3", "gemma4", "gemma4_e", "gemma4_moe"}) {
+    expect_inverse_of_family(family, piece_tokenizer_json());
+  }
+}
+
+TEST(HfExport, StacksExpertsWhereTheModelsClassDoes) {
+  const TemporaryDirectory folder;
+  TinyModel model = test::read_model(test::source_path("tests/data/families/gemma4_moe"));
+  model.tokenizer_json = piece_tokenizer_json();
+  const std::string gguf =
+      to_gguf(model.write(folder.file("model")), folder.file("a.gguf"), "Q8_0");
+
+  const HfExport result(Checkpoint::open(gguf), {});
+
+  const auto stack =
+      std::ranges::find(result.tensors(), "model.layers.1.experts.gate_up_proj", &HfTensor::name);
+  ASSERT_NE(stack, result.tensors().end());
+  EXPECT_EQ(stack->shape, (Shape{6, 128, 64}));
+  EXPECT_EQ(stack->source_type, "Q8_0");
+}
+
 TEST(HfExport, DequantizedFoldersHoldTheNumbersThatTheCodesMean) {
   using Quantize = void (*)(TinyModel&, const test::TinyQuantization&);
   for (const Quantize quantize :
