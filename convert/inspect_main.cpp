@@ -40,8 +40,10 @@ const Command& inspect_command() {
       .name = "inspect",
       .brief = "Say what a model folder or file holds",
       .description =
-          "Reads headers and prints family, shapes, rope, tokenizer, chat template, types and bits "
-          "per kind of weight, engines that load it, metadata, and what is wrong with it. Works on "
+          "Reads headers and prints family, shapes, rope, tokenizer, chat template, bits per part "
+          "of "
+          "the model, types and bits per kind of weight, engines that load it, metadata, and what "
+          "is wrong with it. Works on "
           "Hugging Face folders, quantized or not, and on GGUF and safetensors files.",
       .positionals = {{.name = "PATH",
                        .help = "Folder or file; two with --diff.",

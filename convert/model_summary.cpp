@@ -199,7 +199,41 @@ Json spec_json(const ModelSpec& spec) {
   return json;
 }
 
-/// Weights by kind of tensor: types, bits and bytes, and their sums.
+double bits_per_weight_of(uint64_t bytes, int64_t values) {
+  return 8.0 * static_cast<double>(bytes) / static_cast<double>(values);
+}
+
+/// Weights by part of the model, in the order in which the parts first occur.
+Json parts_json(const Checkpoint& checkpoint) {
+  struct PartSum {
+    std::string_view name;
+    int64_t n = 0;
+    int64_t values = 0;
+    uint64_t bytes = 0;
+  };
+  std::vector<PartSum> sums;
+  for (const TensorEntry& entry : checkpoint.tensors()) {
+    const std::string_view name = role_part(entry.role);
+    auto sum = std::find_if(sums.begin(), sums.end(),
+                            [&](const PartSum& known) { return known.name == name; });
+    if (sum == sums.end()) sum = sums.insert(sums.end(), PartSum{.name = name});
+    ++sum->n;
+    sum->values += n_elements(entry.shape);
+    sum->bytes += checkpoint.stored(entry).bytes;
+  }
+  Json list = Json::array();
+  for (const PartSum& sum : sums) {
+    list.push(Json::object()
+                  .set("part", sum.name)
+                  .set("n", sum.n)
+                  .set("parameters", sum.values)
+                  .set("bits_per_weight", bits_per_weight_of(sum.bytes, sum.values))
+                  .set("bytes", sum.bytes));
+  }
+  return list;
+}
+
+/// Weights by part of the model and by kind of tensor: types, bits and bytes, and their sums.
 void add_weights(const Checkpoint& checkpoint, Json& summary) {
   struct Kind {
     int64_t n = 0;
@@ -237,15 +271,15 @@ void add_weights(const Checkpoint& checkpoint, Json& summary) {
     json.set("n", kind.n);
     json.set("type", kind.type);
     json.set("shape", shape_json(kind.shape));
-    json.set("bits_per_weight",
-             8.0 * static_cast<double>(kind.bytes) / static_cast<double>(kind.values));
+    json.set("bits_per_weight", bits_per_weight_of(kind.bytes, kind.values));
     json.set("bytes", kind.bytes);
     weights.push(json);
   }
   summary.set("weights", weights);
+  summary.set("parts", parts_json(checkpoint));
   summary.set("parameters", values);
   summary.set("weight_bytes", bytes);
-  summary.set("bits_per_weight", 8.0 * static_cast<double>(bytes) / static_cast<double>(values));
+  summary.set("bits_per_weight", bits_per_weight_of(bytes, values));
 }
 
 /// The same for files whose family is not known: by name and type alone.
@@ -592,6 +626,19 @@ std::string tokenizer_text(const Json& summary) {
                             summary.at("chat_template").as_bool() ? "yes" : "none");
 }
 
+std::string parts_text(const Json& parts) {
+  TextTable table({"part", "n", "parameters", "bits", "size"},
+                  {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kRight,
+                   TextTable::Align::kRight, TextTable::Align::kRight});
+  for (const Json& part : parts.as_array()) {
+    table.add({part.at("part").as_string(), part.at("n").integer_text(),
+               grouped_digits(part.at("parameters").as_integer()),
+               fmt::format("{:.3f}", part.at("bits_per_weight").as_number()),
+               bytes_text(static_cast<uint64_t>(part.at("bytes").as_integer()))});
+  }
+  return table.text();
+}
+
 std::string weights_text(const Json& summary) {
   TextTable table({"tensor", "n", "shape", "type", "bits", "size"},
                   {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kLeft,
@@ -610,7 +657,8 @@ std::string weights_text(const Json& summary) {
                        grouped_digits(parameters->as_integer()), bytes_text(total),
                        summary.at("bits_per_weight").as_number());
   }
-  return text + "\n" + table.text();
+  const Json* parts = summary.find("parts");
+  return text + "\n" + (parts == nullptr ? "" : parts_text(*parts)) + table.text();
 }
 
 std::string engines_text(const Json& engines) {

@@ -66,6 +66,9 @@ enum class Role : uint8_t {
   kPerLayerNorm,
 };
 std::string_view role_name(Role role);  // "q_proj"
+/// The part of the model that it belongs to: embedding, attention, delta net, MLP, experts, router,
+/// per-layer input, norms or head.
+std::string_view role_part(Role role);
 
 /// How a tensor's rows or values change from the Hugging Face file to GGUF.
 enum class GgufTransform : uint8_t {

@@ -256,4 +256,67 @@ std::string_view role_name(Role role) {
   return "unknown";
 }
 
+std::string_view role_part(Role role) {
+  switch (role) {
+    case Role::kTokenEmbedding:
+    case Role::kPerLayerEmbedding:
+      return "embedding";
+    case Role::kQProj:
+    case Role::kKProj:
+    case Role::kVProj:
+    case Role::kOProj:
+    case Role::kQBias:
+    case Role::kKBias:
+    case Role::kVBias:
+    case Role::kOBias:
+      return "attention";
+    case Role::kDeltaQkvProj:
+    case Role::kDeltaZProj:
+    case Role::kDeltaAProj:
+    case Role::kDeltaBProj:
+    case Role::kDeltaConv:
+    case Role::kDeltaDecay:
+    case Role::kDeltaStepBias:
+    case Role::kDeltaOutProj:
+      return "delta net";
+    case Role::kGateProj:
+    case Role::kUpProj:
+    case Role::kDownProj:
+    case Role::kGateBias:
+    case Role::kUpBias:
+    case Role::kDownBias:
+      return "MLP";
+    case Role::kExpertGateProj:
+    case Role::kExpertUpProj:
+    case Role::kExpertDownProj:
+      return "experts";
+    case Role::kRouter:
+    case Role::kRouterScale:
+    case Role::kExpertScale:
+      return "router";
+    case Role::kPerLayerModelProj:
+    case Role::kPerLayerGate:
+    case Role::kPerLayerProj:
+      return "per-layer input";
+    case Role::kAttentionNorm:
+    case Role::kMlpNorm:
+    case Role::kQNorm:
+    case Role::kKNorm:
+    case Role::kAttentionOutputNorm:
+    case Role::kMlpOutputNorm:
+    case Role::kOutputScale:
+    case Role::kDeltaNorm:
+    case Role::kExpertNorm:
+    case Role::kExpertOutputNorm:
+    case Role::kBesideMlpNorm:
+    case Role::kPerLayerModelNorm:
+    case Role::kPerLayerNorm:
+    case Role::kOutputNorm:
+      return "norms";
+    case Role::kHead:
+      return "head";
+  }
+  return "unknown";
+}
+
 }  // namespace assay

@@ -168,6 +168,27 @@ TEST_F(ModelCommands, InspectCountsBitsOfQuantizedWeights) {
   EXPECT_TRUE(found);
 }
 
+TEST_F(ModelCommands, InspectCountsBitsOfThePartsOfTheModel) {
+  const std::string folder = quantized_folder({.symmetric = false, .group_size = 32});
+
+  const Json summary = json_of({"inspect", folder});
+
+  std::vector<std::string> names;
+  int64_t values = 0, bytes = 0;
+  for (const Json& part : summary.at("parts").as_array()) {
+    names.push_back(part.at("part").as_string());
+    values += part.at("parameters").as_integer();
+    bytes += part.at("bytes").as_integer();
+    const double bits = part.at("bits_per_weight").as_number();
+    EXPECT_EQ(bits, names.back() == "attention" || names.back() == "MLP" ? 4.625 : 16.0)
+        << names.back();
+  }
+  EXPECT_THAT(names, testing::ElementsAre("embedding", "norms", "attention", "MLP", "head"));
+  EXPECT_EQ(values, summary.at("parameters").as_integer());
+  EXPECT_EQ(bytes, summary.at("weight_bytes").as_integer());
+  EXPECT_THAT(run({"inspect", folder}).out, HasSubstr("part"));
+}
+
 TEST_F(ModelCommands, InspectHashesEveryTensorAndFile) {
   const Json summary = json_of({"inspect", llama_tiny_, "--hashes"});
 
