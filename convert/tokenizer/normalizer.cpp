@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "convert/tokenizer/byte_level.h"
+#include "convert/tokenizer/charsmap.h"
 #include "convert/tokenizer/expansion.h"
 #include "convert/tokenizer/normal_forms.h"
 #include "convert/tokenizer/pattern.h"
@@ -149,6 +150,7 @@ std::unique_ptr<Normalizer> make_normalizer(const Part& part) {
   if (type == "Lowercase") return std::make_unique<Lowercase>();
   if (type == "ByteLevel") return std::make_unique<ByteLevel>();
   if (type == "Replace") return make_replace(part);
+  if (type == "Precompiled") return make_precompiled(part);
   if (type == "Prepend") return std::make_unique<Prepend>(part.member("prepend").string());
   if (type == "Strip") {
     return std::make_unique<Strip>(part.member("strip_left").boolean(),

@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "convert/core/error.h"
@@ -370,6 +373,126 @@ TEST(Vocabulary, FindsByIdAndSpelling) {
   EXPECT_FALSE(vocabulary.add("new", 1034));
   EXPECT_EQ(vocabulary.id_end(), 1999);
   EXPECT_EQ(vocabulary.size(), 1000u);
+}
+
+// ---------------------------------------------------------------------------------------------
+
+/// "precompiled_charsmap" of these pairs: each node of the trie gets 256 units of its own.
+std::string charsmap_of(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  std::vector<std::map<uint8_t, size_t>> children(1);
+  std::map<size_t, uint32_t> values;  // node → place of its replacement
+  std::string replacements;
+  for (const auto& [key, replacement] : pairs) {
+    size_t node = 0;
+    for (const char c : key) {
+      const auto byte = static_cast<uint8_t>(c);
+      if (!children[node].contains(byte)) {
+        children[node][byte] = children.size();
+        children.emplace_back();
+      }
+      node = children[node][byte];
+    }
+    values[node] = static_cast<uint32_t>(replacements.size());
+    replacements += replacement + '\0';
+  }
+  std::vector<uint32_t> units(256 * (children.size() + 1));
+  const auto base = [](size_t node) { return static_cast<uint32_t>(256 * (node + 1)); };
+  const auto unit = [&](size_t at, size_t node, uint32_t label) {
+    const uint32_t apart = static_cast<uint32_t>(at) ^ base(node);
+    return apart << 10 | (values.contains(node) ? 1u << 8 : 0u) | label;
+  };
+  units[0] = unit(0, 0, 0);
+  for (size_t node = 0; node < children.size(); ++node) {
+    if (values.contains(node)) units[base(node)] = 1u << 31 | values[node];
+    for (const auto& [byte, child] : children[node]) {
+      units[base(node) ^ byte] = unit(base(node) ^ byte, child, byte);
+    }
+  }
+  const auto n_bytes = static_cast<uint32_t>(4 * units.size());
+  std::string bytes(reinterpret_cast<const char*>(&n_bytes), 4);
+  bytes.append(reinterpret_cast<const char*>(units.data()), n_bytes);
+  return bytes + replacements;
+}
+
+std::string base64(std::string_view bytes) {
+  constexpr std::string_view kDigits =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    for (size_t k = 0; k < 3; ++k) {
+      group = group << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0u);
+    }
+    for (size_t k = 0; k < 4; ++k) {
+      text += i + k <= bytes.size() ? kDigits[group >> (18 - 6 * k) & 63u] : '=';
+    }
+  }
+  return text;
+}
+
+std::unique_ptr<Normalizer> precompiled(const std::string& bytes) {
+  const Json json =
+      Json::object().set("type", "Precompiled").set("precompiled_charsmap", base64(bytes));
+  return make_normalizer(part_of(json));
+}
+
+const std::vector<std::pair<std::string, std::string>> kCharacters = {
+    {"\uFB01", "fi"},      {"\uFF21", "A"}, {"\u00A0", " "},       {"\u200B", ""},
+    {"e\u0301", "\u00E9"}, {"o", "0"},      {"o\u0308", "\u00F6"}, {"\U0001F469", "W"}};
+
+// The texts on the right are those of tokenizers 0.23.3 for the same map.
+TEST(Charsmap, ReplacesClustersAndCharacters) {
+  const auto normalizer = precompiled(charsmap_of(kCharacters));
+  const auto apply = [&](std::string_view text) {
+    std::string result;
+    return normalizer->apply(text, result) ? result : std::string(text);
+  };
+
+  EXPECT_EQ(apply("\uFB01n\u00A0\uFF21\u200B"), "fin A");
+  EXPECT_EQ(apply("caf"
+                  "e\u0301"),
+            "caf\u00E9");
+  EXPECT_EQ(apply("e"), "e");
+  EXPECT_EQ(apply("o\u0308"), "0");                                // the shortest key decides
+  EXPECT_EQ(apply("e\u0301\u0302\u0303"), "e\u0301\u0302\u0303");  // 7 bytes: by character
+  EXPECT_EQ(apply("\U0001F469\u200D\U0001F469"), "W\u200DW");
+  EXPECT_EQ(apply(std::string_view("a\0\uFB01", 5)), std::string("a\0fi", 4));
+  std::string untouched = "before";
+  EXPECT_FALSE(normalizer->apply("plain text", untouched));
+  EXPECT_FALSE(normalizer->apply("", untouched));
+  EXPECT_EQ(untouched, "before");
+}
+
+TEST(Charsmap, RefusesMapsThatLeadOutsideOfThemselves) {
+  const std::string bytes = charsmap_of(kCharacters);
+  const auto refused = [](const std::string& map) {
+    EXPECT_THROW(precompiled(map), FormatError) << map.size();
+  };
+
+  for (const size_t n : {0u, 3u, 4u, 5u, 1024u}) refused(bytes.substr(0, n));
+  refused(bytes.substr(0, bytes.rfind("W")));  // a replacement is missing
+  std::string cut = bytes;                     // a trie of fewer units
+  cut[1] = static_cast<char>(cut[1] - 4);
+  refused(cut);
+  refused(bytes + "\xff");
+  for (const char* text : {"AAA", "AA-A", "A===", "AAA\n"}) {
+    const Json json = Json::object().set("type", "Precompiled").set("precompiled_charsmap", text);
+    EXPECT_THROW(make_normalizer(part_of(json)), FormatError) << text;
+  }
+}
+
+TEST(Charsmap, AFlippedBitIsRefusedOrReadsInside) {
+  const std::string bytes = charsmap_of({{"a", "b"}, {"\u00E9", "e"}});
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] == 0 && i % 16 != 0) continue;  // most units are empty
+    std::string damaged = bytes;
+    damaged[i] = static_cast<char>(damaged[i] ^ (1 << (i / 16 % 8)));
+    try {
+      std::string result;
+      precompiled(damaged)->apply("ab\u00E9 \u4E2D", result);
+    } catch (const FormatError&) {
+    }
+  }
 }
 
 }  // namespace

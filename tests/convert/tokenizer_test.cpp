@@ -553,9 +553,10 @@ TEST(TokenizerJson, NamesWhatIsNotImplemented) {
 
   EXPECT_THAT(message("model", R"({"type": "WordPiece", "vocab": {}})"),
               HasSubstr("\"WordPiece\""));
-  EXPECT_THAT(message("normalizer", R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, )"
-                                    R"({"type": "Precompiled"}]} )"),
-              HasSubstr("small.json: normalizer.normalizers[1]: the normalizer \"Precompiled\""));
+  EXPECT_THAT(
+      message("normalizer", R"({"type": "Sequence", "normalizers": [{"type": "NFC"}, )"
+                            R"({"type": "BertNormalizer"}]} )"),
+      HasSubstr("small.json: normalizer.normalizers[1]: the normalizer \"BertNormalizer\""));
   EXPECT_THAT(message("pre_tokenizer", R"({"type": "BertPreTokenizer"})"),
               HasSubstr("small.json: pre_tokenizer: the pre-tokenizer \"BertPreTokenizer\""));
   EXPECT_THAT(message("post_processor", R"({"type": "RobertaProcessing"})"),
