@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "convert/core/error.h"
+#include "convert/core/hashed_file.h"
 
 namespace assay {
 namespace {
@@ -53,6 +54,21 @@ std::vector<std::string> companion_files(const std::string& folder) {
   if (error) throw_system_error(folder + ": cannot list the folder", error.value());
   std::sort(names.begin(), names.end());
   return names;
+}
+
+WrittenFile write_companion(const std::string& to, const std::string& name, std::string_view text) {
+  HashedFile file(to + "/" + name);
+  file.write(text);
+  return {name, text.size(), file.commit(), {}};
+}
+
+WrittenFile copy_companion(const std::string& from, const std::string& to,
+                           const std::string& name) {
+  HashedFile file(to + "/" + name);
+  read_file_in_pieces(from + "/" + name,
+                      [&](std::span<const std::byte> piece) { file.write(piece); });
+  const uint64_t bytes = file.size();
+  return {name, bytes, file.commit(), {}};
 }
 
 }  // namespace assay

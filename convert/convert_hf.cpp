@@ -11,6 +11,7 @@
 #include "convert/core/new_folder.h"
 #include "convert/core/units.h"
 #include "convert/hf_export.h"
+#include "convert/model_card.h"
 #include "convert/model_summary.h"
 
 namespace assay::cli {
@@ -39,6 +40,7 @@ HfExportOptions options_of(const Arguments& arguments) {
   if (arguments.given("split-max-size")) {
     options.max_shard_bytes = arguments.bytes("split-max-size");
   }
+  options.card = parse_card_fields(arguments.list("card"));
   options.allow_infinite = arguments.flag("allow-infinite");
   return options;
 }

@@ -13,6 +13,7 @@
 #include "convert/core/units.h"
 #include "convert/gguf_export.h"
 #include "convert/gguf_quantize.h"
+#include "convert/model_card.h"
 #include "convert/model_summary.h"
 #include "convert/repack.h"
 
@@ -285,6 +286,7 @@ ExitCode show_plan(const GgufPlan& plan, const Source& source, const Arguments& 
 
 ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
   if (arguments.text("to") == "hf") return run_convert_hf(arguments, terminal);
+  if (arguments.given("card")) throw UsageError("--card is for folders; it goes with --to hf");
   const bool dry_run = arguments.flag("dry-run");
   const std::string path = arguments.text("out");
   if (path.empty() && !dry_run) {
@@ -379,6 +381,12 @@ const Command& convert_command() {
             .value_name = "SIZE",
             .help = "Begin a new file where the tensors of one would pass this size, such as 4GB.",
             .group = "Output"},
+           {.name = "card",
+            .value_name = "NAME=VALUE",
+            .help = fmt::format("With --to hf: field of the model card's head: {}.",
+                                fmt::join(card_field_names(), ", ")),
+            .group = "Output",
+            .repeatable = true},
            {.name = "list-tensors",
             .kind = ValueKind::kFlag,
             .help = "One line per tensor instead of one per kind.",

@@ -12,11 +12,12 @@
 
 #include "convert/companions.h"
 #include "convert/core/error.h"
-#include "convert/core/hashed_file.h"
 #include "convert/core/math64.h"
 #include "convert/core/parallel.h"
+#include "convert/core/version.h"
 #include "convert/hf_config.h"
 #include "convert/hf_tokenizer.h"
+#include "convert/model_card.h"
 
 namespace assay {
 namespace {
@@ -24,6 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int64_t kRowsPerPiece = 256;
+constexpr int64_t kMostBaseModels = 64;
 constexpr float kLargestInverse = 1e30f;  // beyond lie no weights, and NaN
 
 std::string source_type_of(const StoredTensor& stored) {
@@ -74,6 +76,65 @@ std::string plain_config(const Json& config, std::optional<DType> dtype) {
     }
   }
   return plain.dump(2) + "\n";
+}
+
+/// Licence and origin as the keys of a GGUF file say them.
+Json card_fields_of_gguf(const GgufMetadata& metadata) {
+  constexpr std::string_view kHub = "https://huggingface.co/";
+  Json fields = Json::object(), models = Json::array();
+  const int64_t n_models = metadata.integer("general.base_model.count").value_or(0);
+  for (int64_t i = 0; i < std::min<int64_t>(n_models, kMostBaseModels); ++i) {
+    const auto url = metadata.string(fmt::format("general.base_model.{}.repo_url", i));
+    if (url && url->starts_with(kHub)) models.push(url->substr(kHub.size()));
+  }
+  if (!models.as_array().empty()) fields.set("base_model", std::move(models));
+  for (const auto& [name, key] :
+       {std::pair{"license", "general.license"}, std::pair{"license_name", "general.license.name"},
+        std::pair{"license_link", "general.license.link"}}) {
+    if (const auto text = metadata.string(key)) fields.set(name, *text);
+  }
+  return fields;
+}
+
+/// How many tensors became what.
+std::string type_rows(const std::vector<HfTensor>& tensors) {
+  std::map<std::pair<std::string, std::string>, int64_t> counts;
+  for (const HfTensor& tensor : tensors) {
+    ++counts[{tensor.source_type, std::string(dtype_name(tensor.dtype))}];
+  }
+  std::string rows;
+  for (const auto& [types, n] : counts) {
+    rows += fmt::format("| {} | {} | {} |\n", types.first, types.second, n);
+  }
+  return rows;
+}
+
+/// The card of numbers that were something else before.
+std::string plain_card(const Checkpoint& checkpoint, const std::vector<HfTensor>& tensors,
+                       const HfExportOptions& options, std::vector<std::string>& warnings) {
+  Json head = Json::object();
+  if (checkpoint.left_out().empty()) head.set("pipeline_tag", "text-generation");
+  Json found;
+  if (checkpoint.kind() == CheckpointKind::kGguf) {
+    found = card_fields_of_gguf(checkpoint.gguf()->metadata());
+  } else {
+    CardSource source = read_card_source(checkpoint.path());
+    if (!source.fault.empty()) warnings.push_back(source.fault);
+    found = std::move(source.fields);
+  }
+  for (const auto& [name, value] : found.as_object()) head.set(name, value);
+  for (const auto& [name, value] : options.card.as_object()) head.set(name, value);
+  head.set("library_name", "transformers");
+  const std::string body = fmt::format(
+      "# Plain weights\n\n"
+      "The weights of a {} model as the numbers that they mean, written by Assay {} with\n"
+      "`assay convert MODEL --to hf --type {} --out FOLDER`. Where the weights were quantized, "
+      "what "
+      "that changed is still in them.\n\n"
+      "| from | to | tensors |\n|---|---|---|\n{}",
+      checkpoint_kind_name(checkpoint.kind()), version(), dtype_name(options.dtype),
+      type_rows(tensors));
+  return model_card_text(head, body);
 }
 
 void write_bytes(std::span<const float> values, DType dtype, std::vector<std::byte>& out) {
@@ -230,6 +291,9 @@ void HfExport::plan_companions() {
     texts_.emplace_back("config.json", plain ? read_text_file(checkpoint_->path() + "/config.json")
                                              : plain_config(checkpoint_->config(), options_.dtype));
     copies_ = companion_files(checkpoint_->path());
+    // The same numbers, the same card.
+    const std::string card(kModelCardName);
+    if (plain && file_exists(checkpoint_->path() + "/" + card)) copies_.push_back(card);
   } else {
     texts_.emplace_back("config.json", config_of_gguf(*checkpoint_, options_.dtype).dump(2) + "\n");
     texts_.emplace_back("generation_config.json",
@@ -244,6 +308,12 @@ void HfExport::plan_companions() {
     } catch (const FormatError& error) {
       warnings_.push_back(fmt::format("the folder gets no tokenizer: {}", error.what()));
     }
+  }
+  if (checkpoint_->kind() != CheckpointKind::kHuggingFace) {
+    texts_.emplace_back(kModelCardName, plain_card(*checkpoint_, tensors_, options_, warnings_));
+  } else if (!options_.card.as_object().empty()) {
+    throw UsageError(
+        "--card: nothing is made of a folder of plain weights; its card stays as it is");
   }
   for (const auto& [name, text] : texts_) companions_.push_back(name);
   companions_.insert(companions_.end(), copies_.begin(), copies_.end());
@@ -298,16 +368,10 @@ std::vector<WrittenFile> HfExport::write(
   std::vector<WrittenFile> written =
       write_safetensors_model(folder, std::move(sources), options_.max_shard_bytes);
   for (const auto& [name, text] : texts_) {
-    HashedFile file(folder + "/" + name);
-    file.write(text);
-    written.push_back({name, text.size(), file.commit(), {}});
+    written.push_back(write_companion(folder, name, text));
   }
   for (const std::string& name : copies_) {
-    HashedFile file(folder + "/" + name);
-    read_file_in_pieces(checkpoint_->path() + "/" + name,
-                        [&](std::span<const std::byte> piece) { file.write(piece); });
-    const uint64_t bytes = file.size();
-    written.push_back({name, bytes, file.commit(), {}});
+    written.push_back(copy_companion(checkpoint_->path(), folder, name));
   }
   return written;
 }

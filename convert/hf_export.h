@@ -16,6 +16,7 @@ namespace assay {
 struct HfExportOptions {
   DType dtype = DType::kBF16;  // of matrices that are not copied
   uint64_t max_shard_bytes = uint64_t{5} << 30;
+  Json card = Json::object();   // parse_card_fields of model_card.h
   bool allow_infinite = false;  // values may become infinite in a narrower type, or stay NaN
 };
 
@@ -30,10 +31,10 @@ struct HfTensor {
   int64_t n_changed = 0;  // values that rounding to `dtype` changes; known after write()
 };
 
-/// A plain Hugging Face folder of any checkpoint: quantized linears become the numbers that they
-/// mean, GGUF files go back to the names, order and values that their conversion began with.
-/// Tensors of vectors and convolutions that `dtype` cannot hold exactly become F32. Planned before
-/// a byte is written.
+/// A plain Hugging Face folder of any checkpoint, with a model card: quantized linears become the
+/// numbers that they mean, GGUF files go back to the names, order and values that their conversion
+/// began with. Tensors of vectors and convolutions that `dtype` cannot hold exactly become F32.
+/// Planned before a byte is written.
 class HfExport {
  public:
   /// Throws UnsupportedError for a family whose config.json cannot be written from GGUF.

@@ -48,6 +48,7 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
       .set("option skip", skip)
       .set("option min_expert_tokens", options.min_expert_tokens)
       .set("option shard_size", options.max_shard_bytes);
+  out.set("option card", plan.card);
   if (options.held_out_windows > 0) out.set("option held_out_windows", options.held_out_windows);
   if (options.per_module != PerModule::kNothing) {
     out.set("option per_module", options.per_module == PerModule::kAlpha ? "alpha" : "damp");

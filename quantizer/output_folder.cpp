@@ -7,29 +7,15 @@
 #include "convert/companions.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
-#include "convert/core/hashed_file.h"
 #include "convert/core/new_folder.h"
 #include "convert/core/version.h"
+#include "convert/model_card.h"
 #include "quantizer/config_patch.h"
 #include "quantizer/manifest.h"
+#include "quantizer/result_card.h"
 
 namespace assay {
 namespace {
-
-WrittenFile write_hashed(const std::string& folder, const std::string& name,
-                         std::string_view text) {
-  HashedFile file(folder + "/" + name);
-  file.write(text);
-  return {name, text.size(), file.commit(), {}};
-}
-
-WrittenFile copy_hashed(const std::string& from, const std::string& folder,
-                        const std::string& name) {
-  HashedFile file(folder + "/" + name);
-  read_file_in_pieces(from, [&](std::span<const std::byte> piece) { file.write(piece); });
-  const uint64_t bytes = file.size();
-  return {name, bytes, file.commit(), {}};
-}
 
 Json quantization_config(const RunPlan& plan) {
   return plan.layout->config(plan.quantize, {.ignore = plan.ignore, .program_version = version()});
@@ -113,17 +99,19 @@ std::vector<OutputFile> write_output_folder(const std::string& out, const RunPla
   }
   std::vector<WrittenFile> written =
       write_safetensors_model(partial, std::move(tensors), max_shard_bytes);
+  const std::string card = result_card(plan, contents, written);
   const std::string model = plan.checkpoint->path();
   for (const std::string& name : companion_files(model)) {
-    written.push_back(copy_hashed(model + "/" + name, partial, name));
+    written.push_back(copy_companion(model, partial, name));
   }
-  written.push_back(write_hashed(partial, "config.json", output_config(plan)));
+  written.push_back(write_companion(partial, std::string(kModelCardName), card));
+  written.push_back(write_companion(partial, "config.json", output_config(plan)));
   if (!plan.layout->side_file.empty()) {
     written.push_back(
-        write_hashed(partial, std::string(plan.layout->side_file), side_file_text(plan)));
+        write_companion(partial, std::string(plan.layout->side_file), side_file_text(plan)));
   }
   const Json manifest = make_manifest(plan, contents, output_tensors(plan), written);
-  written.push_back(write_hashed(partial, std::string(kManifestName), manifest.dump() + "\n"));
+  written.push_back(write_companion(partial, std::string(kManifestName), manifest.dump() + "\n"));
   folder.publish();
   return listing(written);
 }
@@ -132,6 +120,9 @@ std::vector<OutputFile> plan_output_folder(const RunPlan& plan, const OutputCont
                                            uint64_t max_shard_bytes) {
   const std::string no_hash(64, '0');
   std::vector<WrittenFile> planned = plan_safetensors_model(output_tensors(plan), max_shard_bytes);
+  for (WrittenFile& file : planned) file.sha256 = no_hash;
+  planned.push_back(
+      {std::string(kModelCardName), result_card(plan, contents, planned).size(), no_hash, {}});
   const std::string model = plan.checkpoint->path();
   for (const std::string& name : companion_files(model)) {
     planned.push_back({name, std::filesystem::file_size(model + "/" + name), no_hash, {}});

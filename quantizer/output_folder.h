@@ -22,7 +22,10 @@ struct OutputFile {
 /// What goes into a result beside the tensors.
 struct OutputContents {
   Json fingerprint;
-  Json calibration;  // null: none
+  Json calibration;     // null: none
+  Json held_out;        // NllComparison::to_json of this run; null: none
+  Json overrides;       // modules with values of their own; null: none
+  std::string command;  // result_card.h
 };
 
 /// Writes the model folder under `<out>.partial`, then gives it its name; a folder that has the

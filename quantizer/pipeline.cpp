@@ -11,6 +11,7 @@
 #include "convert/core/sha256.h"
 #include "quantizer/fingerprint.h"
 #include "quantizer/layer_loop.h"
+#include "quantizer/result_card.h"
 #include "quantizer/run_report.h"
 #include "quantizer/run_state.h"
 #include "runtime/host_memory.h"
@@ -90,6 +91,29 @@ void check_resources(const RunEstimate& estimate, const RunOptions& options) {
   }
 }
 
+Json overrides_json(const RunOptions& options) {
+  Json list = Json::array();
+  for (const ModuleValues& change : options.overrides) {
+    Json modules = Json::array();
+    for (const std::string& pattern : change.modules) modules.push(pattern);
+    Json entry = change.values;
+    list.push(entry.set("modules", std::move(modules)));
+  }
+  return list.as_array().empty() ? Json() : list;
+}
+
+// What stands for the comparison until it is made: the same members.
+Json no_comparison_yet(const TokenWindows& windows) {
+  const Json interval = Json::object()
+                            .set("mean", 0.0)
+                            .set("half_width_95", windows.n_windows > 1 ? Json(0.0) : Json());
+  return Json::object()
+      .set("n_scored", windows.n_windows * (windows.window_length - 1))
+      .set("kld_windows", interval)
+      .set("delta_nll_windows", interval)
+      .set("top1_agreement", 0.0);
+}
+
 struct Prepared {
   RunPlan plan;
   std::optional<TokenWindows> windows;
@@ -107,6 +131,10 @@ Prepared prepare(const RunOptions& options) {
   out.contents.fingerprint =
       make_fingerprint(out.plan, options, out.windows ? &*out.windows : nullptr);
   out.contents.calibration = calibration_json(out.windows);
+  if (out.held_out) out.contents.held_out = no_comparison_yet(*out.held_out);
+  out.contents.overrides = overrides_json(options);
+  out.contents.command = command_of(options, out.windows ? out.windows->n_windows : 0,
+                                    out.windows ? out.windows->window_length : 0);
   out.estimate =
       estimate_run(out.plan, options, out.contents, out.windows ? out.windows->n_windows : 0,
                    out.windows ? out.windows->window_length : 0);
@@ -251,6 +279,7 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
   check_resources(prepared.estimate, options);
   if (events.on_note) {
     for (const std::string& warning : prepared.plan.checkpoint->warnings()) events.on_note(warning);
+    if (!prepared.plan.card_fault.empty()) events.on_note(prepared.plan.card_fault);
   }
   if (options.force && !options.resume) remove_leftovers(state_folder(options));
 
@@ -267,7 +296,9 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
   result.most_spilled_bytes = loop.most_spilled_bytes();
   {
     const std::vector<SafetensorsFile> quantized = state.open_layers();
-    result.files = write_output_folder(options.out, prepared.plan, quantized, prepared.contents,
+    OutputContents contents = prepared.contents;
+    if (prepared.held_out) contents.held_out = result.layers.back().held_out;
+    result.files = write_output_folder(options.out, prepared.plan, quantized, contents,
                                        options.max_shard_bytes, [&](double share) {
                                          if (events.on_progress)
                                            events.on_progress(share, 1.0, "writing");

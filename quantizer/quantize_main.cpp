@@ -1,10 +1,11 @@
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <optional>
 
 #include "calibrate/calibration_options.h"
 #include "convert/core/error.h"
+#include "convert/model_card.h"
 #include "quantizer/commands.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/pipeline.h"
@@ -77,6 +78,13 @@ std::vector<cli::Option> options() {
        .group = "Output",
        .expert = true,
        .minimum = 1},
+      {.name = "card",
+       .value_name = "NAME=VALUE",
+       .help = fmt::format("Field of the model card's head: {}. The licence is taken from the "
+                           "model's own card unless it is given.",
+                           fmt::join(card_field_names(), ", ")),
+       .group = "Output",
+       .repeatable = true},
       {.name = "report",
        .kind = ValueKind::kPath,
        .value_name = "FILE",
@@ -370,6 +378,7 @@ RunOptions read_options(const Arguments& arguments) {
   options.spill_folder = arguments.text("spill-dir");
   options.batch_tokens = arguments.integer("batch-tokens");
   options.max_shard_bytes = arguments.bytes("shard-size");
+  options.card = parse_card_fields(arguments.list("card"));
   options.report = arguments.optional_text("report").value_or(options.out + ".report.json");
   options.resume = arguments.flag("resume");
   options.force = arguments.flag("force");

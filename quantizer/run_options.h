@@ -57,6 +57,7 @@ struct RunOptions {
   KvType kv_type = KvType::kF16;
   int64_t min_expert_tokens = 64;  // fewer are too few
   StarvedExperts starved_experts = StarvedExperts::kRoundToNearest;
+  Json card = Json::object();  // parse_card_fields of model_card.h
 
   // Nothing below changes the result.
   uint64_t activation_memory = uint64_t{1152} << 20;  // bytes; more goes to spill_folder

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "convert/core/error.h"
+#include "convert/model_card.h"
 #include "quantizer/grid.h"
 #include "quantizer/recipe.h"
 
@@ -180,6 +181,19 @@ void check_held_out(const RunOptions& options, const RunPlan& plan) {
       "sequential");
 }
 
+/// Where the model comes from; what the user says wins.
+Json card_fields(const CardSource& source, const RunOptions& options,
+                 const Checkpoint& checkpoint) {
+  Json card = Json::object();
+  if (!source.hub_id.empty()) card.set("base_model", source.hub_id);
+  if (checkpoint.left_out().empty()) card.set("pipeline_tag", "text-generation");
+  for (const char* name : {"license", "license_name", "license_link", "pipeline_tag"}) {
+    if (const Json* value = source.fields.find(name)) card.set(name, *value);
+  }
+  for (const auto& [name, value] : options.card.as_object()) card.set(name, value);
+  return card;
+}
+
 }  // namespace
 
 bool RunPlan::two_streams() const {
@@ -245,6 +259,9 @@ RunPlan plan_run(const RunOptions& options) {
   select_matrices(options, plan);
   override_options(options, plan);
   check_held_out(options, plan);
+  const CardSource origin = read_card_source(options.model);
+  plan.card = card_fields(origin, options, *plan.checkpoint);
+  plan.card_fault = origin.fault;
   return plan;
 }
 

@@ -25,6 +25,8 @@ struct RunPlan {
   bool calibrated = false;          // activations are walked and Hessians made
   std::vector<char> selected;       // by Program::matrices: 1 if it is quantized
   std::vector<std::string> ignore;  // linears that stay in 16 bits
+  Json card;                        // fields of the model card that say where the model comes from
+  std::string card_fault;           // why those of its own card are not among them; empty: they are
 
   /// Whether the 16-bit stream runs beside the quantized one, for the target.
   bool two_streams() const;

@@ -269,6 +269,8 @@ TEST_F(ModelCommands, ConvertToHfWritesAFolderThatReadsAsTheModel) {
   EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out}).exit_code, 2);
   EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--force"}).exit_code, 0);
   EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--pure"}).exit_code, 2);
+  EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--dry-run", "--card", "x=y"}).exit_code, 2);
+  EXPECT_EQ(run({"convert", llama_tiny_, "--dry-run", "--card", "license=mit"}).exit_code, 2);
   EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--type", "Q8_0"}).exit_code, 2);
   EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
 }

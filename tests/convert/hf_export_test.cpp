@@ -217,6 +217,67 @@ TEST(HfExport, StacksExpertsWhereTheModelsClassDoes) {
   EXPECT_EQ(stack->source_type, "Q8_0");
 }
 
+TEST(HfExport, WritesACardOfWhatItMade) {
+  const TemporaryDirectory folder;
+  TinyModel model = make_tiny_model();
+  test::quantize_as_compressed_tensors(model, {});
+  const std::string source = model.write(folder.file("quantized"));
+  folder.write(
+      "quantized/README.md",
+      "---\nlicense: mit\nbase_model: org/name\nbase_model_relation: quantized\n---\nOld\n");
+
+  const std::string out =
+      to_hf(source, folder.file("plain"), {.card = Json::object().set("quantized_by", "somebody")});
+
+  const std::string card = read_text_file(out + "/README.md");
+  EXPECT_THAT(card, testing::StartsWith("---\n"
+                                        "base_model: org/name\n"
+                                        "base_model_relation: quantized\n"
+                                        "license: mit\n"
+                                        "library_name: transformers\n"
+                                        "pipeline_tag: text-generation\n"
+                                        "quantized_by: somebody\n"
+                                        "---\n\n# Plain weights\n"));
+  EXPECT_THAT(card, testing::AllOf(HasSubstr("| W4 group 32 | BF16 | 14 |"),
+                                   testing::Not(HasSubstr("Old"))));
+}
+
+TEST(HfExport, KeepsTheCardOfPlainWeightsAsItIs) {
+  const TemporaryDirectory folder;
+  const std::string source = make_tiny_model().write(folder.file("model"));
+  const std::string card = "---\nlicense: mit\n---\nText \xff\n";
+  folder.write("model/README.md", card);
+
+  EXPECT_EQ(read_text_file(to_hf(source, folder.file("out")) + "/README.md"), card);
+  EXPECT_THROW(to_hf(source, folder.file("b"), {.card = Json::object().set("license", "mit")}),
+               UsageError);
+}
+
+TEST(HfExport, TheCardSaysWhatAGgufFileSays) {
+  const TemporaryDirectory folder;
+  const std::string plain =
+      to_gguf(make_tiny_model().write(folder.file("model")), folder.file("a.gguf"), "BF16");
+  const GgufFile file = GgufFile::open(plain);
+  GgufMetadata metadata = file.metadata();
+  metadata.set("general.license", "other");
+  metadata.set("general.license.name", "a: b");
+  metadata.set("general.base_model.count", uint32_t{2});
+  metadata.set("general.base_model.0.repo_url", "https://huggingface.co/org/name");
+  metadata.set("general.base_model.1.repo_url", "https://example.org/x");
+  std::vector<GgufTensorSource> tensors;
+  for (const GgufTensor& tensor : file.tensors()) {
+    tensors.push_back({tensor.name, tensor.shape, tensor.format,
+                       [&tensor](const auto& sink) { sink(tensor.bytes); }});
+  }
+  write_gguf(folder.file("b.gguf"), metadata, tensors);
+
+  const std::string out = to_hf(folder.file("b.gguf"), folder.file("out"));
+
+  EXPECT_THAT(read_text_file(out + "/README.md"),
+              testing::StartsWith("---\nbase_model:\n- org/name\nlicense: other\n"
+                                  "license_name: \"a: b\"\nlibrary_name: transformers\n"));
+}
+
 TEST(HfExport, DequantizedFoldersHoldTheNumbersThatTheCodesMean) {
   using Quantize = void (*)(TinyModel&, const test::TinyQuantization&);
   for (const Quantize quantize :

@@ -16,6 +16,7 @@
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
 #include "convert/gguf_export.h"
+#include "convert/model_card.h"
 #include "runtime/cpu_executor.h"
 #include "tests/calibrate/every_isa.h"
 #include "tests/quantizer/run_fixture.h"
@@ -174,6 +175,71 @@ TEST(Quantize, ThreeBitsLieInBothLayoutsAndMoveIntoGguf) {
     EXPECT_EQ(weights_of(*gguf, role, 1), weights_of(*folder, role, 1));
     EXPECT_EQ(weights_of(*gptq, role, 1), weights_of(*folder, role, 1));
   }
+}
+
+TEST(Quantize, WritesACardOfWhatWasDoneAndMeasured) {
+  const QuantizeRun fixture;
+  write_text_file(fixture.model() + "/README.md",
+                  "---\nlicense: other\nlicense_link: LICENSE\nbase_model: not/this\n---\nOld\n");
+  RunOptions options = fixture.best_options();
+  options.card = Json::object().set("base_model", "org/name");
+  options.held_out_windows = 2;
+  const DryRun dry = dry_run(options);
+
+  const RunResult result = fixture.run(options);
+
+  const std::string card = read_text_file(options.out + "/README.md");
+  EXPECT_THAT(card, testing::StartsWith("---\n"
+                                        "base_model: org/name\n"
+                                        "base_model_relation: quantized\n"
+                                        "license: other\n"
+                                        "license_link: LICENSE\n"
+                                        "library_name: transformers\n"
+                                        "pipeline_tag: text-generation\n"
+                                        "tags:\n- compressed-tensors\n- w4a16\n"
+                                        "model-index:\n- name: W4A16_ASYM\n"));
+  const Json& held_out = result.layers.back().held_out;
+  for (const std::string& part :
+       {result.calibration_sha256, card_figure(held_out.at("kld_windows").at("mean").as_number()),
+        card_figure(held_out.at("delta_nll_windows").at("mean").as_number()),
+        std::string("--target-alpha 0.75"), std::string("--held-out 2"),
+        std::string("--windows 4 --window-length 16")}) {
+    EXPECT_THAT(card, HasSubstr(part));
+  }
+  for (const OutputFile& file : result.files) {
+    if (file.name == "model.safetensors") {
+      EXPECT_THAT(card, HasSubstr(file.sha256));
+    }
+  }
+  EXPECT_THAT(card, testing::Not(testing::AnyOf(HasSubstr("Old"), HasSubstr(fixture.path("")))));
+  EXPECT_EQ(dry.estimate.output_bytes, result.output_bytes);
+}
+
+TEST(Quantize, TheCardOfARunWithoutAComparisonHasNoFigures) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.options();
+  options.calibration.clear();
+  options.quantize.algorithm = "rtn";
+  options.quantize.scale_search = ScaleSearch::kMinMax;
+  fixture.run(options);
+
+  const std::string card = read_text_file(options.out + "/README.md");
+
+  EXPECT_THAT(card, testing::AllOf(HasSubstr("did not compare"), HasSubstr("| calibration | none"),
+                                   testing::Not(HasSubstr("model-index")),
+                                   testing::Not(HasSubstr("base_model"))));
+}
+
+TEST(Quantize, AnotherCardIsAnotherRun) {
+  const QuantizeRun fixture;
+  RunOptions options = fixture.options();
+  fixture.run(options);
+  options.resume = true;
+  EXPECT_TRUE(fixture.run(options).was_complete);
+
+  options.card = Json::object().set("license", "mit");
+
+  EXPECT_THAT(message_of<UsageError>([&] { fixture.run(options); }), HasSubstr("option card"));
 }
 
 // Scored by another way: the written folder and the model, loaded as any model is.
