@@ -45,7 +45,8 @@ class LogitsComparer {
  public:
   explicit LogitsComparer(int64_t n_columns);
 
-  /// Rows of both sides, (n, n_columns) each. Throws ShapeError if the sizes differ.
+  /// Rows of both sides, (n, n_columns) each. Throws ShapeError if the sizes differ. Runs on
+  /// several threads; must not be called from within parallel_for.
   void add(std::span<const float> a, std::span<const float> b);
   /// Ends the comparison.
   LogitsComparison finish();

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "convert/core/parallel.h"
 #include "runtime/float_environment.h"
 #include "runtime/ops/read_bandwidth_cuda.h"
 #include "runtime/ops/rms_norm.h"
@@ -149,7 +150,11 @@ void CudaExecutor::run_pass(std::span<const PassRow> rows, std::vector<float>& l
     ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
     const size_t at = logits.size();
     logits.resize(at + elements);
-    std::memcpy(logits.data() + at, pinned_.data(), elements * 4);
+    parallel_for(count, 8, [&](int64_t begin, int64_t end) {
+      const auto first = static_cast<size_t>(begin) * vocab;
+      std::memcpy(logits.data() + at + first, pinned_.data() + first * 4,
+                  static_cast<size_t>(end - begin) * vocab * 4);
+    });
     if (observer)
       observer(plan_.program.ops[static_cast<size_t>(plan_.head.reported_op)],
                plan_.program.registers[static_cast<size_t>(plan_.program.logits.index)],

@@ -7,7 +7,7 @@
 #include <map>
 #include <set>
 
-#include "convert/core/sha256.h"
+#include "convert/core/parallel.h"
 #include "runtime/ops/linear_cuda_pack.h"
 #include "runtime/ops/rope.h"
 #include "runtime/ops/step_tables_cuda.h"
@@ -93,7 +93,6 @@ class Builder {
     for (size_t i = 0; i < ops.size();) i = add_step(i);
     add_step_program();
     ASSAY_CUDA(cudaStreamSynchronize(stream_));
-    plan_.packed_sha256 = hash_.finish();
     return std::move(plan_);
   }
 
@@ -121,18 +120,27 @@ class Builder {
     return reinterpret_cast<T*>(plan_.arena.take(n * sizeof(T)));
   }
 
-  /// Copies host bytes through pinned memory; returns when the source may go.
+  /// Sends `bytes` bytes that `fill(staging)` writes to pinned memory, at most kStagingBytes. The
+  /// next piece is filled while this one is copied.
+  template <typename Fill>
+  void send(std::byte* to, size_t bytes, const Fill& fill) {
+    ASSAY_CUDA(cudaEventSynchronize(copied_[slot_]));
+    fill(staging_[slot_].data());
+    ASSAY_CUDA(cudaMemcpyAsync(to, staging_[slot_].data(), bytes, cudaMemcpyHostToDevice, stream_));
+    ASSAY_CUDA(cudaEventRecord(copied_[slot_], stream_));
+    slot_ ^= 1;
+  }
+
+  /// Copies host bytes; returns when the source may go.
   void copy(const void* from, std::byte* to, size_t bytes) {
     const auto* source = static_cast<const std::byte*>(from);
-    hash_.update({source, bytes});
     for (size_t done = 0; done < bytes;) {
       const size_t n = std::min(kStagingBytes, bytes - done);
-      ASSAY_CUDA(cudaEventSynchronize(copied_[slot_]));
-      std::memcpy(staging_[slot_].data(), source + done, n);
-      ASSAY_CUDA(
-          cudaMemcpyAsync(to + done, staging_[slot_].data(), n, cudaMemcpyHostToDevice, stream_));
-      ASSAY_CUDA(cudaEventRecord(copied_[slot_], stream_));
-      slot_ ^= 1;
+      send(to + done, n, [&](std::byte* staging) {
+        parallel_for(static_cast<int64_t>(n), int64_t{1} << 20, [&](int64_t begin, int64_t end) {
+          std::memcpy(staging + begin, source + done + begin, static_cast<size_t>(end - begin));
+        });
+      });
       done += n;
     }
   }
@@ -144,11 +152,21 @@ class Builder {
     return to;
   }
 
-  DeviceMatrix upload(const HostMatrix& host) {
-    DeviceMatrix m = host.shape;
-    std::byte* to = plan_.arena.take(host.units.size());
-    copy(host.units.data(), to, host.units.size());
+  DeviceMatrix upload(const MatrixPacker& packer) {
+    DeviceMatrix m = packer.shape();
+    const size_t tile_bytes = packer.tile_bytes();
+    const auto most = static_cast<int64_t>(kStagingBytes / tile_bytes);
+    if (most == 0)
+      throw UnsupportedError(fmt::format("cuda: 16 rows of {} columns are more than {} bytes",
+                                         m.columns, kStagingBytes));
+    std::byte* to = plan_.arena.take(matrix_bytes(m));
     m.units = to;
+    for (int64_t tile = 0; tile < m.tiles; tile += most) {
+      const int64_t end = std::min<int64_t>(m.tiles, tile + most);
+      send(to + static_cast<size_t>(tile) * tile_bytes,
+           static_cast<size_t>(end - tile) * tile_bytes,
+           [&](std::byte* staging) { packer.pack(tile, end, staging); });
+    }
     return m;
   }
 
@@ -163,11 +181,11 @@ class Builder {
     const std::byte* key = matrix.view.data.data();
     const auto found = matrices_.find(key);
     if (found != matrices_.end()) return found->second;
-    const HostMatrix host =
-        pack_matrix(slot.module, *matrix.view.format, slot.out_features, slot.in_features,
-                    group_of(matrix.view),
-                    [&](int64_t row, IntegerRow& out) { matrix.read_integers(row, out); });
-    return matrices_.emplace(key, upload(host)).first->second;
+    const MatrixPacker packer(slot.module, *matrix.view.format, slot.out_features, slot.in_features,
+                              group_of(matrix.view), [&](int64_t row, IntegerRow& out) {
+                                matrix.read_integers(row, out);
+                              });
+    return matrices_.emplace(key, upload(packer)).first->second;
   }
 
   static int64_t group_of(const WeightView& view) {
@@ -402,12 +420,12 @@ class Builder {
     const CheckpointMatrix gate = matrix_of(gate_slot);
     const CheckpointMatrix up =
         matrix_of(plan_.program.matrices[static_cast<size_t>(up_op.matrix)]);
-    return upload(pack_matrix(gate_slot.module, *gate.view.format, 2 * gate_slot.out_features,
-                              gate_slot.in_features, group_of(gate.view),
-                              [&](int64_t row, IntegerRow& out) {
-                                const int64_t source = row / 16 * 8 + row % 8;
-                                (row % 16 < 8 ? gate : up).read_integers(source, out);
-                              }));
+    return upload(MatrixPacker(gate_slot.module, *gate.view.format, 2 * gate_slot.out_features,
+                               gate_slot.in_features, group_of(gate.view),
+                               [&](int64_t row, IntegerRow& out) {
+                                 const int64_t source = row / 16 * 8 + row % 8;
+                                 (row % 16 < 8 ? gate : up).read_integers(source, out);
+                               }));
   }
 
   void share_out(LinearStep& step) {
@@ -439,8 +457,11 @@ class Builder {
 
   /// The steps and the head as stages of one kernel, if the device and all of them allow it.
   void add_step_program() {
-    auto* quantized = take<std::byte>(
-        static_cast<uint64_t>(step_input_bytes(static_cast<int>(widest_input(plan_.program)))));
+    const auto quantized_bytes =
+        static_cast<size_t>(step_input_bytes(static_cast<int>(widest_input(plan_.program))));
+    auto* quantized = take<std::byte>(quantized_bytes);
+    // Whole 16-byte pieces are read, with the padding that no stage writes.
+    ASSAY_CUDA(cudaMemsetAsync(quantized, 0, quantized_bytes, stream_));
     StepTables tables(limits_, quantized);
     for (const Step& step : plan_.steps) {
       if (const auto* linear = std::get_if<LinearStep>(&step))
@@ -538,7 +559,6 @@ class Builder {
   PinnedBuffer staging_[2];
   cudaEvent_t copied_[2] = {};
   int slot_ = 0;
-  Sha256 hash_;
   Plan plan_;
   bool after_selection_ = false;
   std::map<const std::byte*, DeviceMatrix> matrices_;  // by stored bytes

@@ -87,7 +87,6 @@ struct Plan {
   float* greedy_partial = nullptr;
   int32_t* greedy_counters = nullptr;
   DeviceFault* fault = nullptr;
-  std::string packed_sha256;  // of all packed blobs in order
 };
 
 /// Sizes of everything that load takes, from headers alone.

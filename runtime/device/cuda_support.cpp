@@ -1,5 +1,9 @@
 #include "runtime/device/cuda_support.h"
 
+#include <fmt/format.h>
+
+#include <map>
+#include <mutex>
 #include <stdexcept>
 
 namespace assay::cuda {
@@ -38,6 +42,39 @@ DeviceLimits device_limits() {
   int index = 0;
   ASSAY_CUDA(cudaGetDevice(&index));
   return device_limits(index);
+}
+
+const DeviceLimits& current_limits() {
+  static std::mutex mutex;
+  static std::map<int, DeviceLimits> known;
+  int index = 0;
+  ASSAY_CUDA(cudaGetDevice(&index));
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(index);
+  return found != known.end() ? found->second
+                              : known.emplace(index, device_limits(index)).first->second;
+}
+
+void allow_shared(const void* kernel, int dynamic_bytes, std::string_view what) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int> allowed;  // per device and kernel, bytes
+  int index = 0;
+  ASSAY_CUDA(cudaGetDevice(&index));
+  const std::lock_guard lock(mutex);
+  auto found = allowed.find({index, kernel});
+  if (found == allowed.end()) {
+    cudaFuncAttributes attributes{};
+    ASSAY_CUDA(cudaFuncGetAttributes(&attributes, kernel));
+    const int most =
+        device_limits(index).block_shared - static_cast<int>(attributes.sharedSizeBytes);
+    ASSAY_CUDA(configure_shared(kernel, most));
+    found = allowed.emplace(std::pair(index, kernel), most).first;
+  }
+  if (dynamic_bytes > found->second)
+    throw UnsupportedError(fmt::format(
+        "cuda: {} needs {} bytes of shared memory, a thread block of this GPU has {}; use --device "
+        "cpu",
+        what, dynamic_bytes, found->second));
 }
 
 DeviceBuffer::DeviceBuffer(size_t bytes) : bytes_(bytes) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "convert/core/error.h"
@@ -37,6 +38,14 @@ struct DeviceLimits {
 DeviceLimits device_limits(int index);
 /// Of the current device.
 DeviceLimits device_limits();
+
+/// The same, asked for once; for launchers.
+const DeviceLimits& current_limits();
+
+/// Makes a kernel ready for launches with `dynamic_bytes` of shared memory on the current device:
+/// the first time on each device it is allowed all that the device has (configure_shared). Throws
+/// UnsupportedError naming `what` if that is less.
+void allow_shared(const void* kernel, int dynamic_bytes, std::string_view what);
 
 /// Memory of the device; move-only. Contents are undefined until written.
 class DeviceBuffer {

@@ -152,6 +152,15 @@ __device__ __forceinline__ void stage(const T* from, T* to, int n_elements) {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
+/// Waits until at most `kPending` groups of copies are under way, for all threads.
+template <int kPending>
+__device__ __forceinline__ void wait_staged() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  __syncthreads();
+}
+
+__host__ __device__ inline int align16(int bytes) { return (bytes + 15) / 16 * 16; }
+
 /// A lane's elements of one key row.
 template <CacheType kType, int kPerLane>
 struct alignas(sizeof(typename Element<kType>::Type) * kPerLane) KeyElements {

@@ -13,7 +13,6 @@ namespace assay::cuda {
 enum class CacheType : int32_t { kF16, kBF16, kF32 };
 
 inline constexpr int kMaxHeadDim = 256;
-inline constexpr int kQueryTile = 16;  // queries (token, head) of one thread block in prefill
 
 /// One layer's attention over a batch of tokens. Cache rows of K hold dimension i at
 /// (i mod 32)·(head_dim / 32) + i / 32, so that a lane's elements lie side by side; V is in order.

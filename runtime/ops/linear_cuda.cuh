@@ -45,77 +45,6 @@ __device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_
   }
 }
 
-/// Scales of the two rows of a lane for one quantum, as they lie in memory.
-template <MatrixKind kKind, int kPieces>
-struct QuantumScales {
-  static constexpr int kGroups = kQuantumGroups<kKind>;
-  // 32-bit words per row
-  static constexpr int kScaleWords = kKind == MatrixKind::kSuper4   ? 8
-                                     : kKind == MatrixKind::kSuper6 ? 4
-                                                                    : (kGroups * kPieces + 1) / 2;
-  static constexpr int kExtraWords = kKind == MatrixKind::kSuper4    ? 0
-                                     : kKind == MatrixKind::kFloat16 ? 0
-                                     : kKind == MatrixKind::kSuper6  ? 1
-                                     : kKind == MatrixKind::kAffine4 ? kScaleWords
-                                                                     : (kGroups * kPieces + 3) / 4;
-  uint32_t scales[2][kScaleWords];
-  uint32_t extra[2][kExtraWords == 0 ? 1 : kExtraWords];
-};
-
-/// Copies kBytes (2, 4, 8, 16, 32) aligned to min(kBytes, 16) bytes into 32-bit words.
-template <int kBytes>
-__device__ __forceinline__ void load_bytes(const void* from, uint32_t* to) {
-  if constexpr (kBytes == 1) {
-    to[0] = __ldg(static_cast<const uint8_t*>(from));
-  } else if constexpr (kBytes == 2) {
-    to[0] = __ldg(static_cast<const uint16_t*>(from));
-  } else if constexpr (kBytes == 4) {
-    to[0] = __ldg(static_cast<const uint32_t*>(from));
-  } else if constexpr (kBytes == 8) {
-    const uint2 v = __ldg(static_cast<const uint2*>(from));
-    to[0] = v.x;
-    to[1] = v.y;
-  } else {
-#pragma unroll
-    for (int i = 0; i < kBytes / 16; ++i) {
-      const uint4 v = __ldg(static_cast<const uint4*>(from) + i);
-      to[4 * i] = v.x;
-      to[4 * i + 1] = v.y;
-      to[4 * i + 2] = v.z;
-      to[4 * i + 3] = v.w;
-    }
-  }
-}
-
-/// Loads the scales of groups group … group + kQuantumGroups − 1 for the lane's rows.
-template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void load_scales(const DeviceMatrix& m, int tile, int group, int lane,
-                                            QuantumScales<kKind, kPieces>& out) {
-  using Scales = QuantumScales<kKind, kPieces>;
-  const int inside = group % kSegmentGroups;
-  const std::byte* scales = unit_at(m, tile, group / kSegmentGroups);
-  const std::byte* extra = scales + m.extra_at;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + 8 * half;
-    if constexpr (kKind == MatrixKind::kSuper4) {
-      load_bytes<32>(scales + row * 32, out.scales[half]);
-    } else if constexpr (kKind == MatrixKind::kSuper6) {
-      load_bytes<16>(scales + row * 32 + inside * 8, out.scales[half]);
-      load_bytes<2>(extra + row * 4 + inside / 2 * 2, out.extra[half]);
-    } else {
-      const int at = (row * kSegmentGroups + inside) * kPieces;
-      if (m.scale_type != ScaleType::kF32)
-        load_bytes<Scales::kGroups * kPieces * 2>(scales + at * 2, out.scales[half]);
-      if constexpr (kKind == MatrixKind::kAffine4) {
-        load_bytes<Scales::kGroups * kPieces * 2>(extra + at * 2, out.extra[half]);
-      } else if constexpr (kKind != MatrixKind::kFloat16) {
-        if (m.zero_constant < 0) load_bytes<Scales::kGroups * kPieces>(extra + at, out.extra[half]);
-      }
-    }
-  }
-}
-
 /// What a token contributes to the fold of one group.
 struct GroupInput {
   float scale;
@@ -126,9 +55,6 @@ struct GroupInput {
 
 __device__ __forceinline__ int component_of(const int4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-__device__ __forceinline__ uint32_t half_word(const uint32_t* words, int i) {
-  return (words[i / 2] >> (16 * (i & 1))) & 0xffffu;
 }
 __device__ __forceinline__ int byte_of(const uint32_t* words, int i) {
   return static_cast<int>((words[i / 4] >> (8 * (i & 3))) & 0xffu);
@@ -142,54 +68,6 @@ struct GroupWeights {
   int zero[2][kPieces];       // kGroup*
   uint32_t sub[2][2];         // kSuper4: 4 × 6 bits of sub-scales, of minima; kSuper6: 8 × int8
 };
-
-/// Group `inside` of a quantum.
-template <MatrixKind kKind, int kPieces>
-__device__ __forceinline__ void decode_scales(const DeviceMatrix& m,
-                                              const QuantumScales<kKind, kPieces>& from, int inside,
-                                              int tile, int group, int lane,
-                                              GroupWeights<kKind, kPieces>& to) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint32_t* words = from.scales[half];
-    if constexpr (kKind == MatrixKind::kFloat16) {
-      to.scale[half][0] = __uint_as_float(half_word(words, inside) << 16);
-    } else if constexpr (kKind == MatrixKind::kSuper4) {
-      // words of a super-block: d | dmin; sub-scales of half 0 | low byte of minima of half 1;
-      // minima of half 0 | middle byte; sub-scales of half 1 | high byte
-      const uint32_t* super = words + (inside / 2) * 4;
-      to.scale[half][0] = scale_value(super[0] & 0xffffu, ScaleType::kF16);
-      to.minimum[half][0] = scale_value(super[0] >> 16, ScaleType::kF16);
-      const bool second = inside & 1;
-      to.sub[half][0] = second ? super[3] : super[1];
-      to.sub[half][1] =
-          second ? (super[1] >> 24) | ((super[2] >> 24) << 8) | ((super[3] >> 24) << 16) : super[2];
-    } else if constexpr (kKind == MatrixKind::kSuper6) {
-      to.scale[half][0] = scale_value(from.extra[half][0], ScaleType::kF16);
-      to.sub[half][0] = words[inside * 2];
-      to.sub[half][1] = words[inside * 2 + 1];
-    } else {
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        const int at = inside * kPieces + piece;
-        if (m.scale_type == ScaleType::kF32) {
-          const auto* scales =
-              reinterpret_cast<const float*>(unit_at(m, tile, group / kSegmentGroups));
-          to.scale[half][piece] = __ldg(
-              scales + ((lane / 4 + 8 * half) * kSegmentGroups + group % kSegmentGroups) * kPieces +
-              piece);
-        } else {
-          to.scale[half][piece] = scale_value(half_word(words, at), m.scale_type);
-        }
-        if constexpr (kKind == MatrixKind::kAffine4)
-          to.minimum[half][piece] = scale_value(half_word(from.extra[half], at), m.scale_type);
-        else
-          to.zero[half][piece] =
-              m.zero_constant >= 0 ? m.zero_constant : byte_of(from.extra[half], at);
-      }
-    }
-  }
-}
 
 /// Scales of group `inside` of a unit for rows `row` and row + 8, decoded from the unit's header.
 template <MatrixKind kKind, int kPieces>

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstring>
+#include <mutex>
+#include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
-#include "runtime/ops/block_int16.h"
 
 namespace assay::cuda {
 namespace {
@@ -65,253 +65,237 @@ DeviceMatrix shape_of(const Form& form, int64_t rows, int64_t columns) {
   return m;
 }
 
-/// Elements of `scales` per row of 16 and segment.
-int64_t scales_per_row(const DeviceMatrix& m) { return int64_t{kSegmentGroups} * m.pieces; }
-
 bool fits_f16(float value) { return f16_to_f32(f32_to_f16(value)) == value; }
 bool fits_bf16(float value) { return bf16_to_f32(f32_to_bf16(value)) == value; }
 
-/// A row in the terms of the kernels: codes as bytes (kFloat16: planes), scales per piece.
-struct Row {
-  IntegerRow integers;
-  BlockInt16 block;  // kFloat16
-};
-
-void put_code(uint32_t* group, MatrixKind kind, int r, int inside, uint32_t code) {
-  const int half = r / 8, block = inside / 32, upper = inside % 32 / 16, t = inside % 16 / 4,
-            byte = inside % 4;
-  const int lane = (r % 8) * 4 + t;
-  switch (kind) {
-    case MatrixKind::kGroup8:
-      group[((half * 2 + block / 2) * 32 + lane) * 4 + (block & 1) * 2 + upper] |= code
-                                                                                   << (8 * byte);
-      break;
-    case MatrixKind::kSuper6:
-      group[(64 + lane) * 4 + half * 2 + block / 2] |= (code >> 4)
-                                                       << (8 * byte + (block & 1) * 4 + upper * 2);
-      [[fallthrough]];
-    default:
-      group[(half * 32 + lane) * 4 + block] |= (code & 15u) << (8 * byte + 4 * upper);
-  }
+/// Puts the 128 codes of one group of row r of a tile in operand order, as 8 bits.
+void put_bytes(const uint8_t* codes, int r, uint32_t* group) {
+  for (int j = 0; j < 4; ++j)
+    for (int t = 0; t < 4; ++t) {
+      uint32_t* to = group + ((r / 8 * 2 + j / 2) * 32 + r % 8 * 4 + t) * 4 + (j & 1) * 2;
+      std::memcpy(to, codes + 32 * j + 4 * t, 4);
+      std::memcpy(to + 1, codes + 32 * j + 16 + 4 * t, 4);
+    }
 }
 
-class Packer {
- public:
-  Packer(const std::string& module, const WeightFormat& format, const Form& form, int64_t rows,
-         int64_t columns, int64_t group_size)
-      : module_(module), format_(format), group_size_(std::max<int64_t>(group_size, 1)) {
-    out.shape = shape_of(form, rows, columns);
-    const DeviceMatrix& m = out.shape;
-    codes_.resize(static_cast<size_t>(m.tiles) * static_cast<size_t>(m.segments) *
-                  unit_code_bytes());
-    n_scales_ = static_cast<size_t>(m.tiles) * static_cast<size_t>(m.segments) * kTileRows *
-                static_cast<size_t>(scales_per_row(m));
-    switch (m.kind) {
-      case MatrixKind::kSuper4:
-        scale_bytes_.resize(n_scales_ / 4 * 32);
-        break;
-      case MatrixKind::kSuper6:
-        scale_bytes_.resize(n_scales_ / 4 * 32);
-        extra_bytes_.resize(n_scales_ / 4 * 4);
-        break;
-      case MatrixKind::kFloat16:
-        scale_bytes_.resize(n_scales_ * 2);
-        out.shape.scale_type = ScaleType::kBF16;
-        break;
-      default:
-        scales_.resize(n_scales_);
-        if (m.kind == MatrixKind::kAffine4)
-          mins_.resize(n_scales_);
-        else
-          zeros_.resize(n_scales_);
-    }
+/// The same as 4 bits; kSuper6: with their upper two bits behind. Loops over 16 bytes become one
+/// instruction or two.
+void put_nibbles(const uint8_t* codes, MatrixKind kind, int r, uint32_t* group) {
+  uint8_t low[4][16], upper[2][16] = {};
+  for (int j = 0; j < 4; ++j) {
+    const uint8_t* first = codes + 32 * j;
+    for (int i = 0; i < 16; ++i)
+      low[j][i] = static_cast<uint8_t>((first[i] & 15) | (first[16 + i] & 15) << 4);
   }
-
-  void add_row(int64_t row, Row& source) {
-    const DeviceMatrix& m = out.shape;
-    if (m.kind == MatrixKind::kFloat16) return add_float_row(row, source);
-    const int64_t tile = row / kTileRows;
-    const int r = static_cast<int>(row % kTileRows);
-    const auto group_words = static_cast<size_t>(words_per_group(m.kind)) * 4;
-    uint32_t* codes = codes_of(tile);
-    for (int64_t column = 0; column < m.columns; ++column) {
-      put_code(codes + static_cast<size_t>(column / kGroupColumns) * group_words, m.kind, r,
-               static_cast<int>(column % kGroupColumns),
-               source.integers.codes[static_cast<size_t>(column)]);
-    }
-    for (int64_t group = 0; group < m.groups; ++group) {
-      const int64_t at_row = (tile * m.segments + group / kSegmentGroups) * kTileRows + r;
-      const int64_t inside = group % kSegmentGroups;
-      if (m.kind == MatrixKind::kSuper4) {
-        add_super4(group, at_row, inside, source.integers);
-      } else if (m.kind == MatrixKind::kSuper6) {
-        add_super6(group, at_row, inside, source.integers);
-      } else {
-        for (int64_t piece = 0; piece < m.pieces; ++piece) {
-          const int64_t first = group * kGroupColumns + piece * (kGroupColumns / m.pieces);
-          if (first >= m.columns) break;
-          const auto from = static_cast<size_t>(first / group_size_);
-          const auto to =
-              static_cast<size_t>(at_row * scales_per_row(m) + inside * m.pieces + piece);
-          scales_[to] = source.integers.scales[from];
-          if (m.kind == MatrixKind::kAffine4) {
-            mins_[to] = source.integers.mins[from];
-          } else {
-            zeros_[to] = static_cast<uint8_t>(source.integers.zeros[from]);
-          }
-        }
-      }
-    }
+  uint32_t* to = group + (r / 8 * 32 + r % 8 * 4) * 4;
+  for (int t = 0; t < 4; ++t)
+    for (int j = 0; j < 4; ++j) std::memcpy(to + t * 4 + j, low[j] + 4 * t, 4);
+  if (kind != MatrixKind::kSuper6) return;
+  for (int pair = 0; pair < 2; ++pair) {
+    const uint8_t* first = codes + 64 * pair;
+    for (int i = 0; i < 16; ++i)
+      upper[pair][i] =
+          static_cast<uint8_t>((first[i] >> 4 & 3) | (first[16 + i] >> 4 & 3) << 2 |
+                               (first[32 + i] >> 4 & 3) << 4 | (first[48 + i] >> 4 & 3) << 6);
   }
+  to = group + (64 + r % 8 * 4) * 4 + r / 8 * 2;
+  for (int t = 0; t < 4; ++t)
+    for (int pair = 0; pair < 2; ++pair) std::memcpy(to + t * 4 + pair, upper[pair] + 4 * t, 4);
+}
 
-  /// Chooses the storage of scales and zero points, and puts each unit together.
-  void finish() {
-    if (!scales_.empty()) store_scales();
-    set_unit_layout(out.shape);
-    const DeviceMatrix& m = out.shape;
-    const int64_t n_units = int64_t{m.tiles} * m.segments;
-    out.units.resize(matrix_bytes(m));
-    const size_t n = static_cast<size_t>(n_units);
-    const size_t scales = scale_bytes_.size() / n, extra = extra_bytes_.size() / n;
-    parallel_for(n_units, 64, [&](int64_t begin, int64_t end) {
-      for (auto unit = static_cast<size_t>(begin); unit < static_cast<size_t>(end); ++unit) {
-        std::byte* to = out.units.data() + unit * static_cast<size_t>(m.unit_bytes);
-        std::memcpy(to, scale_bytes_.data() + unit * scales, scales);
-        if (extra != 0) std::memcpy(to + m.extra_at, extra_bytes_.data() + unit * extra, extra);
-        std::memcpy(to + m.header_bytes, codes_.data() + unit * unit_code_bytes(),
-                    unit_code_bytes());
-      }
-    });
-  }
+/// What the scales of a matrix have in common, over rows of any order.
+struct ScaleFacts {
+  bool f16 = true, bf16 = true;              // every scale and minimum is such a number
+  int32_t least_zero = 256, most_zero = -1;  // zero points of groups whose scale is not 0
 
-  HostMatrix out;
-
- private:
-  size_t unit_code_bytes() const {
-    return size_t{kSegmentGroups} * static_cast<size_t>(words_per_group(out.shape.kind)) * 16;
-  }
-  uint32_t* codes_of(int64_t tile) {
-    return reinterpret_cast<uint32_t*>(codes_.data() + static_cast<size_t>(tile) *
-                                                           static_cast<size_t>(out.shape.segments) *
-                                                           unit_code_bytes());
-  }
-
-  void store_scales() {
-    const auto all = [&](auto&& fits) {
-      return std::all_of(scales_.begin(), scales_.end(), fits) &&
-             std::all_of(mins_.begin(), mins_.end(), fits);
+  void add(const IntegerRow& row) {
+    const auto add_number = [&](float value) {
+      f16 = f16 && fits_f16(value);
+      bf16 = bf16 && fits_bf16(value);
     };
-    ScaleType& type = out.shape.scale_type;
-    type = all(fits_f16) ? ScaleType::kF16 : all(fits_bf16) ? ScaleType::kBF16 : ScaleType::kF32;
-    if (type == ScaleType::kF32 && out.shape.kind == MatrixKind::kAffine4)
-      throw UnsupportedError(module_ +
-                             ": minima that are neither f16 nor bf16 have no CUDA kernel");
-    scale_bytes_ = stored(scales_, type);
-    if (!mins_.empty()) {
-      extra_bytes_ = stored(mins_, type);
-      return;
-    }
-    // Padding rows and columns have zero point 0 and no weight: they follow whatever the others
-    // have.
-    const auto used = std::find_if(zeros_.begin(), zeros_.end(), [](uint8_t z) { return z != 0; });
-    const uint8_t constant = used == zeros_.end() ? uint8_t{0} : *used;
-    if (format_zero_is_constant(constant)) {
-      out.shape.zero_constant = constant;
-    } else {
-      extra_bytes_.resize(zeros_.size());
-      std::memcpy(extra_bytes_.data(), zeros_.data(), zeros_.size());
+    for (const float scale : row.scales) add_number(scale);
+    for (const float minimum : row.mins) add_number(minimum);
+    for (size_t i = 0; i < row.zeros.size(); ++i) {
+      if (row.scales[i] == 0.0f) continue;  // any zero point will do
+      least_zero = std::min(least_zero, row.zeros[i]);
+      most_zero = std::max(most_zero, row.zeros[i]);
     }
   }
-
-  static std::vector<std::byte> stored(const std::vector<float>& values, ScaleType type) {
-    std::vector<std::byte> bytes(values.size() * (type == ScaleType::kF32 ? 4 : 2));
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (type == ScaleType::kF32) {
-        std::memcpy(bytes.data() + 4 * i, &values[i], 4);
-      } else {
-        const uint16_t bits =
-            type == ScaleType::kF16 ? f32_to_f16(values[i]) : f32_to_bf16(values[i]);
-        std::memcpy(bytes.data() + 2 * i, &bits, 2);
-      }
-    }
-    return bytes;
+  void add(const ScaleFacts& other) {
+    f16 = f16 && other.f16;
+    bf16 = bf16 && other.bf16;
+    least_zero = std::min(least_zero, other.least_zero);
+    most_zero = std::max(most_zero, other.most_zero);
   }
-
-  /// A scale of 0 marks padding, where any zero point will do.
-  bool format_zero_is_constant(uint8_t constant) const {
-    for (size_t i = 0; i < zeros_.size(); ++i)
-      if (zeros_[i] != constant && scales_[i] != 0.0f) return false;
-    return true;
-  }
-
-  void add_super4(int64_t group, int64_t at_row, int64_t inside, const IntegerRow& row) {
-    uint32_t* super =
-        reinterpret_cast<uint32_t*>(scale_bytes_.data()) + at_row * 8 + inside / 2 * 4;
-    const auto block = static_cast<size_t>(group / 2);
-    super[0] = f32_to_f16(row.scales[block]) | static_cast<uint32_t>(f32_to_f16(row.mins[block]))
-                                                   << 16;
-    uint32_t sub = 0, mins = 0;
-    for (size_t j = 0; j < 4; ++j) {
-      sub |= static_cast<uint32_t>(row.sub_scales[static_cast<size_t>(group) * 4 + j]) << (6 * j);
-      mins |= static_cast<uint32_t>(row.sub_mins[static_cast<size_t>(group) * 4 + j]) << (6 * j);
-    }
-    if (inside % 2 == 0) {
-      super[1] |= sub;
-      super[2] |= mins;
-    } else {
-      super[3] |= sub;
-      super[1] |= (mins & 0xffu) << 24;
-      super[2] |= ((mins >> 8) & 0xffu) << 24;
-      super[3] |= ((mins >> 16) & 0xffu) << 24;
-    }
-  }
-
-  void add_super6(int64_t group, int64_t at_row, int64_t inside, const IntegerRow& row) {
-    auto* to = reinterpret_cast<int8_t*>(scale_bytes_.data()) + at_row * 32 + inside * 8;
-    for (size_t j = 0; j < 8; ++j)
-      to[j] = static_cast<int8_t>(row.sub_scales[static_cast<size_t>(group) * 8 + j]);
-    reinterpret_cast<uint16_t*>(extra_bytes_.data())[at_row * 2 + inside / 2] =
-        f32_to_f16(row.scales[static_cast<size_t>(group / 2)]);
-  }
-
-  void add_float_row(int64_t row, Row& source) {
-    const DeviceMatrix& m = out.shape;
-    const int64_t bad =
-        quantize_block_int16(source.integers.values.data(), 1, m.columns, m.columns, source.block);
-    if (bad >= 0)
-      throw NumericError(fmt::format("{}: row {}, column {}: the weight {} has no block-int16 form",
-                                     module_, row, bad,
-                                     source.integers.values[static_cast<size_t>(bad)]));
-    const int64_t tile = row / kTileRows;
-    const int r = static_cast<int>(row % kTileRows);
-    uint32_t* codes = codes_of(tile);
-    for (int64_t column = 0; column < m.columns; ++column) {
-      uint32_t* group = codes + static_cast<size_t>(column / kGroupColumns) * 1024;
-      const int inside = static_cast<int>(column % kGroupColumns);
-      put_code(group, MatrixKind::kGroup8, r, inside,
-               static_cast<uint8_t>(source.block.high[static_cast<size_t>(column)]));
-      put_code(group + 512, MatrixKind::kGroup8, r, inside,
-               static_cast<uint8_t>(source.block.low[static_cast<size_t>(column)]));
-    }
-    for (int64_t group = 0; group < m.groups; ++group) {
-      const int64_t at =
-          ((tile * m.segments + group / kSegmentGroups) * kTileRows + r) * kSegmentGroups +
-          group % kSegmentGroups;
-      reinterpret_cast<uint16_t*>(scale_bytes_.data())[at] =
-          f32_to_bf16(source.block.scales[static_cast<size_t>(group)]);
-    }
-  }
-
-  const std::string& module_;
-  const WeightFormat& format_;
-  int64_t group_size_;
-  size_t n_scales_ = 0;
-  std::vector<std::byte> codes_, scale_bytes_, extra_bytes_;  // of all units, in order
-  std::vector<float> scales_, mins_;
-  std::vector<uint8_t> zeros_;
 };
 
 }  // namespace
+
+MatrixPacker::MatrixPacker(std::string module, const WeightFormat& format, int64_t rows,
+                           int64_t columns, int64_t group_size, RowReader read_row)
+    : module_(std::move(module)),
+      group_size_(std::max<int64_t>(group_size, 1)),
+      read_row_(std::move(read_row)),
+      shape_(shape_of(form_of(module_, format, columns, group_size), rows, columns)) {
+  choose_storage();
+  set_unit_layout(shape_);
+}
+
+/// Chooses how scales and zero points are stored, where the kind leaves it open.
+void MatrixPacker::choose_storage() {
+  switch (shape_.kind) {
+    case MatrixKind::kSuper4:
+    case MatrixKind::kSuper6:
+      return;
+    case MatrixKind::kFloat16:
+      shape_.scale_type = ScaleType::kBF16;
+      return;
+    default:
+      break;
+  }
+  ScaleFacts facts;
+  std::mutex mutex;
+  parallel_for(shape_.rows, 64, [&](int64_t begin, int64_t end) {
+    IntegerRow row;
+    ScaleFacts own;
+    for (int64_t r = begin; r < end; ++r) {
+      read_row_(r, row);
+      own.add(row);
+    }
+    const std::lock_guard lock(mutex);
+    facts.add(own);
+  });
+  shape_.scale_type = facts.f16 ? ScaleType::kF16 : facts.bf16 ? ScaleType::kBF16 : ScaleType::kF32;
+  if (shape_.kind == MatrixKind::kAffine4) {
+    if (shape_.scale_type == ScaleType::kF32)
+      throw UnsupportedError(module_ +
+                             ": minima that are neither f16 nor bf16 have no CUDA kernel");
+  } else if (facts.least_zero >= facts.most_zero) {
+    shape_.zero_constant = std::max(facts.most_zero, 0);
+  }
+}
+
+void MatrixPacker::pack(int64_t begin, int64_t end, std::byte* to) const {
+  const size_t tile_bytes = this->tile_bytes();
+  parallel_for(end - begin, 1, [&](int64_t first, int64_t last) {
+    thread_local Row row;  // its memory is kept from range to range
+    for (int64_t tile = begin + first; tile < begin + last; ++tile) {
+      std::byte* units = to + static_cast<size_t>(tile - begin) * tile_bytes;
+      std::memset(units, 0, tile_bytes);
+      const int64_t n_rows = std::min<int64_t>(kTileRows, shape_.rows - tile * kTileRows);
+      for (int r = 0; r < static_cast<int>(n_rows); ++r) {
+        read_row_(tile * kTileRows + r, row.integers);
+        if (shape_.kind == MatrixKind::kFloat16)
+          quantize(tile * kTileRows + r, row);
+        else
+          row.integers.codes.resize(static_cast<size_t>(shape_.groups) * kGroupColumns);
+        for (int group = 0; group < shape_.groups; ++group) put_group(row, r, group, units);
+      }
+    }
+  });
+}
+
+/// The numbers of a row of kFloat16 as block int16.
+void MatrixPacker::quantize(int64_t index, Row& row) const {
+  const int64_t bad = quantize_block_int16(row.integers.values.data(), 1, shape_.columns,
+                                           shape_.columns, row.block);
+  if (bad >= 0)
+    throw NumericError(fmt::format("{}: row {}, column {}: the weight {} has no block-int16 form",
+                                   module_, index, bad,
+                                   row.integers.values[static_cast<size_t>(bad)]));
+  row.high.assign(static_cast<size_t>(shape_.groups) * kGroupColumns, 0);
+  row.low = row.high;
+  std::memcpy(row.high.data(), row.block.high.data(), static_cast<size_t>(shape_.columns));
+  std::memcpy(row.low.data(), row.block.low.data(), static_cast<size_t>(shape_.columns));
+}
+
+/// One group of row r of the tile whose units begin at `units`.
+void MatrixPacker::put_group(const Row& row, int r, int group, std::byte* units) const {
+  std::byte* header =
+      units + static_cast<size_t>(group / kSegmentGroups) * static_cast<size_t>(shape_.unit_bytes);
+  const int inside = group % kSegmentGroups;
+  auto* codes = reinterpret_cast<uint32_t*>(header + shape_.header_bytes) +
+                inside * words_per_group(shape_.kind) * 4;
+  const auto first = static_cast<size_t>(group) * kGroupColumns;
+  switch (shape_.kind) {
+    case MatrixKind::kFloat16:
+      put_bytes(row.high.data() + first, r, codes);
+      put_bytes(row.low.data() + first, r, codes + 512);
+      reinterpret_cast<uint16_t*>(header)[r * kSegmentGroups + inside] =
+          f32_to_bf16(row.block.scales[static_cast<size_t>(group)]);
+      return;
+    case MatrixKind::kGroup8:
+      put_bytes(row.integers.codes.data() + first, r, codes);
+      return put_pieces(row.integers, r, group, header);
+    case MatrixKind::kGroup4:
+    case MatrixKind::kAffine4:
+      put_nibbles(row.integers.codes.data() + first, shape_.kind, r, codes);
+      return put_pieces(row.integers, r, group, header);
+    case MatrixKind::kSuper4:
+      put_nibbles(row.integers.codes.data() + first, shape_.kind, r, codes);
+      return put_super4(row.integers, r, group, header);
+    case MatrixKind::kSuper6:
+      put_nibbles(row.integers.codes.data() + first, shape_.kind, r, codes);
+      return put_super6(row.integers, r, group, header);
+  }
+}
+
+void MatrixPacker::put_number(float value, std::byte* to, int index) const {
+  if (shape_.scale_type == ScaleType::kF32) {
+    std::memcpy(to + 4 * index, &value, 4);
+    return;
+  }
+  const uint16_t bits =
+      shape_.scale_type == ScaleType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+  std::memcpy(to + 2 * index, &bits, 2);
+}
+
+void MatrixPacker::put_pieces(const IntegerRow& row, int r, int group, std::byte* header) const {
+  for (int piece = 0; piece < shape_.pieces; ++piece) {
+    const int column = group * kGroupColumns + piece * (kGroupColumns / shape_.pieces);
+    if (column >= shape_.columns) return;
+    const auto from = static_cast<size_t>(column / group_size_);
+    const int to = (r * kSegmentGroups + group % kSegmentGroups) * shape_.pieces + piece;
+    put_number(row.scales[from], header, to);
+    if (shape_.kind == MatrixKind::kAffine4)
+      put_number(row.mins[from], header + shape_.extra_at, to);
+    else if (shape_.zero_constant < 0)
+      header[shape_.extra_at + to] = static_cast<std::byte>(row.zeros[from]);
+  }
+}
+
+void MatrixPacker::put_super4(const IntegerRow& row, int r, int group, std::byte* header) {
+  const int inside = group % kSegmentGroups;
+  uint32_t* super = reinterpret_cast<uint32_t*>(header) + r * 8 + inside / 2 * 4;
+  const auto block = static_cast<size_t>(group / 2);
+  if (inside % 2 == 0)
+    super[0] = f32_to_f16(row.scales[block]) | static_cast<uint32_t>(f32_to_f16(row.mins[block]))
+                                                   << 16;
+  uint32_t sub = 0, mins = 0;
+  for (size_t j = 0; j < 4; ++j) {
+    sub |= static_cast<uint32_t>(row.sub_scales[static_cast<size_t>(group) * 4 + j]) << (6 * j);
+    mins |= static_cast<uint32_t>(row.sub_mins[static_cast<size_t>(group) * 4 + j]) << (6 * j);
+  }
+  if (inside % 2 == 0) {
+    super[1] |= sub;
+    super[2] |= mins;
+  } else {
+    super[3] |= sub;
+    super[1] |= (mins & 0xffu) << 24;
+    super[2] |= ((mins >> 8) & 0xffu) << 24;
+    super[3] |= ((mins >> 16) & 0xffu) << 24;
+  }
+}
+
+void MatrixPacker::put_super6(const IntegerRow& row, int r, int group, std::byte* header) const {
+  const int inside = group % kSegmentGroups;
+  auto* to = reinterpret_cast<int8_t*>(header) + r * 32 + inside * 8;
+  for (size_t j = 0; j < 8; ++j)
+    to[j] = static_cast<int8_t>(row.sub_scales[static_cast<size_t>(group) * 8 + j]);
+  if (inside % 2 == 0)
+    reinterpret_cast<uint16_t*>(header + shape_.extra_at)[r * 2 + inside / 2] =
+        f32_to_f16(row.scales[static_cast<size_t>(group / 2)]);
+}
 
 uint64_t packed_bytes(const WeightFormat& format, int64_t rows, int64_t columns,
                       int64_t group_size) {
@@ -323,18 +307,10 @@ uint64_t packed_bytes(const WeightFormat& format, int64_t rows, int64_t columns,
 
 HostMatrix pack_matrix(const std::string& module, const WeightFormat& format, int64_t rows,
                        int64_t columns, int64_t group_size, const RowReader& read_row) {
-  const Form form = form_of(module, format, columns, group_size);
-  Packer packer(module, format, form, rows, columns, group_size);
-  const int64_t tiles = packer.out.shape.tiles;
-  parallel_for(tiles, 1, [&](int64_t begin, int64_t end) {
-    Row row;
-    for (int64_t r = begin * kTileRows; r < std::min(end * kTileRows, rows); ++r) {
-      read_row(r, row.integers);
-      packer.add_row(r, row);
-    }
-  });
-  packer.finish();
-  return std::move(packer.out);
+  const MatrixPacker packer(module, format, rows, columns, group_size, read_row);
+  HostMatrix host{packer.shape(), std::vector<std::byte>(matrix_bytes(packer.shape()))};
+  packer.pack(0, host.shape.tiles, host.units.data());
+  return host;
 }
 
 }  // namespace assay::cuda

@@ -10,10 +10,8 @@ constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
 
 // One thread block per multiprocessor and launch, of at most half a multiprocessor's registers and
-// shared memory: the next kernel's thread block then sits beside this one, fills its ring with
-// weights and waits for its input.
-constexpr int kHalfShared = 112 * 1024;
-constexpr int kMostShared = 227 * 1024;
+// shared memory where that suffices: the next kernel's thread block then sits beside this one,
+// fills its ring with weights and waits for its input.
 constexpr int kMostSlots = 8;
 constexpr int kHeldGroups = 4;  // groups of the input that a warp keeps in registers
 
@@ -486,7 +484,9 @@ int size_rings(GemvArguments& a) {
                                           a.most_tiles * m.segments * kTileRows * a.tokens)
                                 .bytes);
   }
-  for (const int limit : {kHalfShared, kMostShared}) {
+  const DeviceLimits& limits = current_limits();
+  const int half = std::min(limits.block_shared, limits.multi_shared / 2 - limits.reserved_shared);
+  for (const int limit : {half, limits.block_shared}) {
     a.ring_bytes = (limit - fixed) / kWarps / 128 * 128;
     bool fits = a.ring_bytes > 0;
     int needed = 0;
@@ -501,22 +501,22 @@ int size_rings(GemvArguments& a) {
     return fixed + a.ring_bytes * kWarps;
   }
   throw UnsupportedError("cuda: a matrix of " + std::to_string(a.matrices[0].columns) +
-                         " columns does not fit the vector kernel; use --device cpu");
+                         " columns does not fit the vector kernel on this GPU; use --device cpu");
 }
 
 template <bool kSingle>
 void launch_tokens(const GemvArguments& from, int grid, bool dependent, cudaStream_t stream) {
-  static const cudaError_t configured =
-      configure_shared(reinterpret_cast<const void*>(gemv_kernel<kSingle>), kMostShared);
-  ASSAY_CUDA(configured);
   GemvArguments arguments = from;
+  const int shared_bytes = size_rings(arguments);
+  allow_shared(reinterpret_cast<const void*>(gemv_kernel<kSingle>), shared_bytes,
+               "the vector kernel");
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(size_rings(arguments));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
@@ -535,13 +535,12 @@ void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaS
 void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,
                           float inverse_n, int32_t columns, int32_t tokens, DeviceActivations out,
                           int32_t fault_op, DeviceFault* fault, cudaStream_t stream) {
-  static const cudaError_t configured = cudaFuncSetAttribute(
-      norm_quantize_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024);
-  ASSAY_CUDA(configured);
-  const size_t shared_bytes =
-      (static_cast<size_t>(columns) + static_cast<size_t>(columns + 255) / 256) * 4;
-  norm_quantize_kernel<<<static_cast<unsigned>(tokens), kThreads, shared_bytes, stream>>>(
-      x, x_stride, norm_weight, eps, inverse_n, columns, out, fault_op, fault);
+  const int shared_bytes = (columns + (columns + 255) / 256) * 4;
+  allow_shared(reinterpret_cast<const void*>(norm_quantize_kernel), shared_bytes,
+               "the norm of so wide a vector");
+  norm_quantize_kernel<<<static_cast<unsigned>(tokens), kThreads, static_cast<size_t>(shared_bytes),
+                         stream>>>(x, x_stride, norm_weight, eps, inverse_n, columns, out, fault_op,
+                                   fault);
   ASSAY_CUDA(cudaGetLastError());
 }
 

@@ -143,7 +143,7 @@ class TileRows {
         group_(fold_ == Fold::kFloat ? kActivationGroup : group),
         set_columns_(pieces.set_columns),
         piece_(pieces.piece),
-        largest_code_((1 << format.code_bits()) - 1) {
+        largest_code_(fold_ == Fold::kFloat ? 0 : (1 << format.code_bits()) - 1) {
     traits_.zero = format.code_zero();
   }
 
@@ -438,10 +438,11 @@ std::optional<Traits> try_pack(const PackInput& input, const Traits& traits,
     for (const Traits& t : found) needed = wider(needed, t);
     return needed;
   }
-  const int largest_code = (1 << input.format.code_bits()) - 1;
-  const int largest_value = std::max(traits.zero, largest_code - traits.zero);
-  state.layout.exact_floats = state.layout.fold == KernelFold::kSuper &&
-                              int64_t{largest_sub_scale} * largest_value * 128 * 128 <= 1 << 24;
+  if (state.layout.fold == KernelFold::kSuper) {
+    const int largest_code = (1 << input.format.code_bits()) - 1;
+    const int largest_value = std::max(traits.zero, largest_code - traits.zero);
+    state.layout.exact_floats = int64_t{largest_sub_scale} * largest_value * 128 * 128 <= 1 << 24;
+  }
   return std::nullopt;
 }
 

@@ -28,18 +28,23 @@ bool has_gpu() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-/// Models to compare on: the bundled one, and any named in ASSAY_GPU_TEST_MODELS (separated by
-/// ':').
-std::vector<std::string> model_paths() {
-  std::vector<std::string> paths = {test::source_path("tests/data/llama-tiny")};
-  if (const char* more = std::getenv("ASSAY_GPU_TEST_MODELS")) {
-    std::string rest = more;
-    while (!rest.empty()) {
-      const size_t colon = std::min(rest.find(':'), rest.size());
-      if (colon > 0) paths.push_back(rest.substr(0, colon));
-      rest.erase(0, std::min(colon + 1, rest.size()));
-    }
+/// What an environment variable names, separated by ':'.
+std::vector<std::string> named_in(const char* variable) {
+  std::vector<std::string> names;
+  const char* value = std::getenv(variable);
+  std::string rest = value == nullptr ? "" : value;
+  while (!rest.empty()) {
+    const size_t colon = std::min(rest.find(':'), rest.size());
+    if (colon > 0) names.push_back(rest.substr(0, colon));
+    rest.erase(0, std::min(colon + 1, rest.size()));
   }
+  return names;
+}
+
+/// Models to compare on: the bundled one, and those of ASSAY_GPU_TEST_MODELS.
+std::vector<std::string> model_paths() {
+  std::vector<std::string> paths = named_in("ASSAY_GPU_TEST_MODELS");
+  paths.insert(paths.begin(), test::source_path("tests/data/llama-tiny"));
   return paths;
 }
 
@@ -201,6 +206,38 @@ TEST_P(CudaExecutorTest, LedgerIsWithinTwoPercentOfTheDriver) {
 
   EXPECT_NEAR(static_cast<double>(before - after), static_cast<double>(ledger),
               0.02 * static_cast<double>(ledger) + (2 << 20));
+}
+
+/// Models that are too large for the tests above, of ASSAY_GPU_LARGE_MODELS.
+TEST(CudaExecutorLarge, LogitsOf64DecodeStepsEqualTheHostBitForBit) {
+  const std::vector<std::string> paths = named_in("ASSAY_GPU_LARGE_MODELS");
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device";
+  if (paths.empty()) GTEST_SKIP() << "ASSAY_GPU_LARGE_MODELS names no model";
+  for (const std::string& path : paths) {
+    constexpr size_t kSteps = 64;
+    const ExecutorOptions options{.n_sequences = 1, .context = 256};
+    const auto checkpoint = Checkpoint::open(path);
+    std::vector<int32_t> fed = {1};
+    std::vector<std::vector<float>> actual;
+    {
+      CudaExecutor card(0, checkpoint, options);
+      while (actual.size() < kSteps) {
+        fed.push_back(card.decode_greedy(0, fed.back(), 1).front());
+        actual.push_back(card.last_logits());
+      }
+    }
+    const auto host = make_cpu_device()->load(checkpoint, options);
+    std::vector<float> expected;
+    const BatchItem item{0, std::span(fed).first(kSteps), LogitRows::kAll};
+    host->forward({&item, 1}, expected);
+
+    const size_t vocab = actual[0].size();
+    for (size_t i = 0; i < kSteps; ++i) {
+      const auto row = std::span(expected).subspan(i * vocab, vocab);
+      ASSERT_TRUE(test::bits_equal(actual[i], row)) << path << ", position " << i;
+      EXPECT_EQ(argmax(row), fed[i + 1]) << path << ", position " << i;
+    }
+  }
 }
 
 /// The bundled model with the first weight of one of its norms as large as can be.

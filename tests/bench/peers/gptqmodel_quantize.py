@@ -10,6 +10,7 @@ import sys
 
 os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")  # it does not start on two cores without
 
+import measure
 import numpy as np
 import torch
 from gptqmodel import GPTQModel, QuantizeConfig
@@ -29,7 +30,8 @@ def main():
         for row in np.load(ids_file)
     ]
     config = QuantizeConfig(bits=4, group_size=128, sym=symmetric, device="cpu")
-    model = GPTQModel.load(model_folder, config)
+    dtype = torch.bfloat16 if measure.multiplies_bf16() else torch.float32
+    model = GPTQModel.load(model_folder, config, dtype=dtype)
     start = cpu_seconds()
     model.quantize(rows, batch_size=1)
     quantize_cpu_s = cpu_seconds() - start

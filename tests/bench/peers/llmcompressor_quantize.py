@@ -7,6 +7,7 @@ import json
 import resource
 import sys
 
+import measure
 import numpy as np
 import torch
 from datasets import Dataset
@@ -26,7 +27,8 @@ def main():
     torch.set_num_threads(int(threads))
     ids = np.load(ids_file)
     rows = [{"input_ids": row.tolist(), "attention_mask": [1] * len(row)} for row in ids]
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
+    dtype = torch.bfloat16 if measure.multiplies_bf16() else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=dtype)
     start = cpu_seconds()
     oneshot(
         model=model,
