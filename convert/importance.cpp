@@ -21,7 +21,7 @@ constexpr uint32_t kMaxNameBytes = 1024;
 
 std::vector<float> floats_of(const GgufTensor& tensor) {
   std::vector<float> values(tensor.bytes.size() / sizeof(float));
-  std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  if (!values.empty()) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
   return values;
 }
 
@@ -92,6 +92,9 @@ void ImportanceMatrix::read_gguf() {
     const GgufTensor* counts = file.find(weight + std::string(kCounts));
     if (counts == nullptr) fail(in_quotes(squares.name) + ": there are no counts for it");
     const std::vector<float> n_tokens = floats_of(*counts);
+    if (n_tokens.empty() || squares.bytes.empty()) {
+      fail(in_quotes(squares.name) + ": the tensor or its counts hold no value");
+    }
     Importance importance{.values = floats_of(squares),
                           .n_matrices = static_cast<int64_t>(n_tokens.size())};
     if (importance.values.size() % n_tokens.size() != 0) {

@@ -48,7 +48,8 @@ Value filter_join(const Value& value, CallArguments& arguments, Machine& machine
   const Text between = bound[0] ? to_text(*bound[0], machine) : Text();
   Text out;
   bool first = true;
-  for (const Value& element : elements(value, machine)->items) {
+  const auto list = elements(value, machine);
+  for (const Value& element : list->items) {
     if (!first) {
       machine.make(between.cost());
       out.append(between);
@@ -184,7 +185,8 @@ Value filter_sort(const Value& value, CallArguments& arguments, Machine& machine
 Value filter_unique(const Value& value, CallArguments& arguments, Machine& machine) {
   const Bound bound = arguments.bind({"case_sensitive", "attribute"});
   std::vector<Value> keys, result;
-  for (const Value& element : elements(value, machine)->items) {
+  const auto list = elements(value, machine);
+  for (const Value& element : list->items) {
     Value key =
         folded(bound[1] ? follow(element, *bound[1], machine) : element, flag(bound[0]), machine);
     const bool seen = std::any_of(keys.begin(), keys.end(),
@@ -233,7 +235,8 @@ Value filter_select(const Value& value, CallArguments& arguments, bool by_attrib
   const std::vector<Value>& given = arguments.positional();
   const size_t n_own = by_attribute ? 1 : 0;
   if (given.size() < n_own) machine.malformed("selectattr: needs the name of an attribute");
-  for (const Value& element : elements(value, machine)->items) {
+  const auto list = elements(value, machine);
+  for (const Value& element : list->items) {
     machine.step();
     const Value tested = by_attribute ? follow(element, given[0], machine) : element;
     bool passes = truth(tested);

@@ -24,7 +24,7 @@ uint64_t hash_bytes(std::string_view bytes) {
     hash = mix(hash, word);
   }
   uint64_t word = 0;
-  std::memcpy(&word, bytes.data() + i, bytes.size() - i);
+  if (i < bytes.size()) std::memcpy(&word, bytes.data() + i, bytes.size() - i);
   hash = mix(hash, word);
   return mix(hash, hash >> 32);
 }

@@ -122,6 +122,15 @@ TEST(ChatTemplate, ErrorsNameTheLineAndWhatIsNotSupported) {
   EXPECT_THAT(message_of<FormatError>("\xff"), HasSubstr("byte 0 is not valid UTF-8"));
 }
 
+// Their lists live no longer than the filter unless it holds them: asan sees that.
+TEST(ChatTemplate, FiltersTakeTextsAndDictsAsLists) {
+  EXPECT_EQ(render("{{ 'cab'|join('-') }}"), "c-a-b");
+  EXPECT_EQ(render("{{ 'caba'|unique|join }}"), "cab");
+  EXPECT_EQ(render("{{ 'cab'|select|list|length }}"), "3");
+  EXPECT_EQ(render("{{ {'a': 1, 'b': 2}|reject('equalto', 'a')|join }}"), "b");
+  EXPECT_EQ(render("{{ nothing|selectattr('a')|list }}"), "[]");
+}
+
 TEST(ChatTemplate, RefusesMessagesWithoutRoles) {
   EXPECT_THROW(render("x", Json::array()), FormatError);
   EXPECT_THROW(render("x", Json::object()), FormatError);

@@ -158,6 +158,12 @@ TEST(ImportanceMatrix, RefusesSumsAndCountsThatDoNotFit) {
   expect_refused(write_gguf_tensors(folder, {{"a.weight.in_sum2", {1.0f, 2.0f, 3.0f}},
                                              {"a.weight.counts", {1.0f, 2.0f}}}),
                  "3 values for 2 counts");
+  expect_refused(
+      write_gguf_tensors(folder, {{"a.weight.in_sum2", {1.0f}}, {"a.weight.counts", {}}}),
+      "hold no value");
+  expect_refused(
+      write_gguf_tensors(folder, {{"a.weight.in_sum2", {}}, {"a.weight.counts", {1.0f}}}),
+      "hold no value");
   expect_refused(write_gguf_tensors(folder, {{"a.weight", {1.0f}}}), "no importance values");
   expect_refused(write_gguf_tensors(folder, {{"a.weight", {1.0f}}}, "model"), "general.type");
 }
