@@ -21,7 +21,7 @@ constexpr uint32_t kMaxNameBytes = 1024;
 
 std::vector<float> floats_of(const GgufTensor& tensor) {
   std::vector<float> values(tensor.bytes.size() / sizeof(float));
-  if (!values.empty()) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+  std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
   return values;
 }
 
@@ -85,16 +85,15 @@ void ImportanceMatrix::read_gguf() {
     datasets_ = *names;
   }
   const WeightFormat& f32 = scalar_format(DType::kF32);
+  for (const GgufTensor& tensor : file.tensors()) {
+    if (tensor.format != &f32) fail(in_quotes(tensor.name) + ": is not F32");
+  }
   for (const GgufTensor& squares : file.tensors()) {
-    if (squares.format != &f32) fail(in_quotes(squares.name) + ": is not F32");
     if (!squares.name.ends_with(kSquares)) continue;
     const std::string weight = squares.name.substr(0, squares.name.size() - kSquares.size());
     const GgufTensor* counts = file.find(weight + std::string(kCounts));
     if (counts == nullptr) fail(in_quotes(squares.name) + ": there are no counts for it");
     const std::vector<float> n_tokens = floats_of(*counts);
-    if (n_tokens.empty() || squares.bytes.empty()) {
-      fail(in_quotes(squares.name) + ": the tensor or its counts hold no value");
-    }
     Importance importance{.values = floats_of(squares),
                           .n_matrices = static_cast<int64_t>(n_tokens.size())};
     if (importance.values.size() % n_tokens.size() != 0) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "convert/core/error.h"
+#include "convert/core/file.h"
 #include "convert/formats/format.h"
 #include "convert/gguf.h"
 #include "tests/support/shared_data.h"
@@ -158,14 +159,20 @@ TEST(ImportanceMatrix, RefusesSumsAndCountsThatDoNotFit) {
   expect_refused(write_gguf_tensors(folder, {{"a.weight.in_sum2", {1.0f, 2.0f, 3.0f}},
                                              {"a.weight.counts", {1.0f, 2.0f}}}),
                  "3 values for 2 counts");
-  expect_refused(
-      write_gguf_tensors(folder, {{"a.weight.in_sum2", {1.0f}}, {"a.weight.counts", {}}}),
-      "hold no value");
-  expect_refused(
-      write_gguf_tensors(folder, {{"a.weight.in_sum2", {}}, {"a.weight.counts", {1.0f}}}),
-      "hold no value");
   expect_refused(write_gguf_tensors(folder, {{"a.weight", {1.0f}}}), "no importance values");
   expect_refused(write_gguf_tensors(folder, {{"a.weight", {1.0f}}}, "model"), "general.type");
+}
+
+// Counts that come after their sums and are too short for a float were divided by.
+TEST(ImportanceMatrix, RefusesTensorsOfAnotherTypeWhereverTheyStand) {
+  const TemporaryDirectory folder;
+  const auto good = MappedFile::open(
+      write_gguf_tensors(folder, {{"a.weight.in_sum2", {1.0f}}, {"a.weight.counts", {1.0f}}}));
+  for (const std::string name : {"a.weight.in_sum2", "a.weight.counts"}) {
+    std::string bytes(reinterpret_cast<const char*>(good.bytes().data()), good.bytes().size());
+    bytes.at(bytes.find(name) + name.size() + 12) = 1;  // after its one dimension: F16
+    expect_refused(folder.write("f16.gguf", bytes), "\"" + name + "\": is not F32");
+  }
 }
 
 TEST(ImportanceMatrix, ReadsAFileOfLlamaImatrix) {
