@@ -110,8 +110,8 @@ struct RowFold {
     int32_t mixed = 0;  // HL + LH
     int32_t ll = 0;
     for (int64_t k = begin; k < end; ++k) {
-      const auto wh = static_cast<int32_t>(row.block_.high[static_cast<size_t>(k)]);
-      const auto wl = static_cast<int32_t>(row.block_.low[static_cast<size_t>(k)]);
+      const int8_t wh = row.block_.high[static_cast<size_t>(k)];
+      const int8_t wl = row.block_.low[static_cast<size_t>(k)];
       hh += wh * high(k);
       mixed += wh * low(k) + wl * high(k);
       ll += wl * low(k);
