@@ -181,6 +181,10 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
   const auto add_number = [&](std::string_view name, double value) {
     add(name, Json(value).dump(0));
   };
+  const Json recipe = recipe_json(q);
+  const auto add_word = [&](std::string_view name, const char* key) {
+    add(name, recipe.at(key).as_string());
+  };
   const bool calibrated = n_windows > 0;
   if (calibrated) {
     add("calibration", "DATA");
@@ -193,8 +197,8 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
   add("format", options.layout);
   add("algorithm", q.algorithm);
   if (calibrated) {
-    add("grid", q.grid == GridKind::kQ4K ? "q4_k" : "free");
-    add("scales", q.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max");
+    add_word("grid", "grid");
+    add_word("scales", "scales");
     add_number("target-alpha", q.target_alpha);
     add_number("residual-alpha", q.residual_alpha);
     add("refit-rounds", q.refit_rounds);
@@ -213,7 +217,7 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
       add("min-expert-tokens", options.min_expert_tokens);
     }
   }
-  add("act-order", q.act_order == ActOrder::kStatic ? "static" : "none");
+  add_word("act-order", "act_order");
   for (const std::string& pattern : options.skip) add("skip", shell_word(pattern));
   if (options.max_shard_bytes != RunOptions{}.max_shard_bytes) {
     add("shard-size", options.max_shard_bytes);

@@ -217,6 +217,8 @@ ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& famil
 
 std::vector<GgufExtraTensor> no_gguf_extras(const ModelSpec&) { return {}; }
 
+std::string no_gguf_warning(const ModelSpec&) { return {}; }
+
 std::string gguf_window_warning(const ModelSpec& spec) {
   std::optional<int64_t> least;
   for (const LayerSpec& layer : spec.layers) {

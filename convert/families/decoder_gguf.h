@@ -80,6 +80,8 @@ ModelSpec read_dense_gguf(const GgufIntegers& integers, const std::string& famil
                           bool has_experts = false);
 /// Family::gguf_extra_tensors of architectures without any.
 std::vector<GgufExtraTensor> no_gguf_extras(const ModelSpec& spec);
+/// Family::gguf_warning of architectures whose keys say everything.
+std::string no_gguf_warning(const ModelSpec& spec);
 /// Family::gguf_warning of architectures without a key for the sliding window.
 std::string gguf_window_warning(const ModelSpec& spec);
 

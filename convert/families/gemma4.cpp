@@ -402,8 +402,6 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
-std::string gguf_warning(const ModelSpec&) { return {}; }
-
 /// Files may hold keys and values for layers that read those of others: transformers drops them,
 /// too. Such tensors of any other layer are in the table, so that they never come here.
 bool ignores_tensor(std::string_view hf_name) {
@@ -427,7 +425,7 @@ const Family kGemma4Family = {
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
     .gguf_extra_tensors = gguf_extra_tensors,
-    .gguf_warning = gguf_warning,
+    .gguf_warning = no_gguf_warning,
     .ignores_tensor = ignores_tensor,
 };
 

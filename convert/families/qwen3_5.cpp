@@ -239,8 +239,6 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
-std::string gguf_warning(const ModelSpec&) { return {}; }
-
 }  // namespace
 
 extern const Family kQwen35Family;
@@ -253,7 +251,7 @@ const Family kQwen35Family = {
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
     .gguf_extra_tensors = no_gguf_extras,
-    .gguf_warning = gguf_warning,
+    .gguf_warning = no_gguf_warning,
     .ignores_tensor = is_rotary_cache,
 };
 
