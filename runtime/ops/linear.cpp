@@ -60,14 +60,21 @@ class Panels {
   void fill_aux(int64_t row, int64_t group, int64_t t, int64_t n_tokens, int32_t* aux,
                 int32_t* mins) const;
 
+  bool has_pairs() const {
+    return matrix_.fold == KernelFold::kSuper && (matrix_.has_mins || matrix_.zero != 0);
+  }
+
   const MatrixLayout& matrix_;
   const BlockInt16& x_;
+  const bool words_;  // quads are whole activations
   std::vector<Panel> panels_;
   std::vector<Batch> batches_;
 };
 
 Panels::Panels(const MatrixLayout& matrix, const BlockInt16& x, const LinearKernels& kernels)
-    : matrix_(matrix), x_(x) {
+    : matrix_(matrix),
+      x_(x),
+      words_(kernels.words && matrix.code_bits == 8 && matrix.fold != KernelFold::kSuper) {
   const int64_t most =
       matrix.fold == KernelFold::kFloat ? kernels.panel_tokens_float : kernels.panel_tokens;
   // Panels of nearly equal size: 9 tokens are 5 + 4, not 6 + 3.
@@ -140,7 +147,7 @@ void Panels::plan(Panel& panel) const {
   const auto align = [](int32_t at) { return (at + 15) / 16 * 16; };
   panel.aux = n;
   panel.mins = panel.aux + aux;
-  panel.quads = align(panel.mins + (matrix_.has_mins ? (n_subs + 1) / 2 * n * 2 : 0));
+  panel.quads = align(panel.mins + (has_pairs() ? (n_subs + 1) / 2 * n * 2 : 0));
   panel.group_stride = align(panel.quads + kGroupQuads * n * 2);
 }
 
@@ -166,6 +173,14 @@ void Panels::fill_quads(int64_t row, int64_t group, int64_t t, int64_t n_tokens,
   const int8_t* high = x_.high.data() + at;
   const int8_t* low = x_.low.data() + at;
   for (int64_t q = 0; q < kGroupQuads; ++q) {
+    if (words_) {
+      int16_t words[4];
+      for (int64_t i = 0; i < 4; ++i) {
+        words[i] = static_cast<int16_t>(256 * high[4 * q + i] + low[4 * q + i]);
+      }
+      std::memcpy(out + (q * n_tokens + t) * 2, words, sizeof(words));
+      continue;
+    }
     std::memcpy(out + (q * n_tokens + t) * 2, high + 4 * q, 4);
     std::memcpy(out + (q * n_tokens + t) * 2 + 1, low + 4 * q, 4);
   }
@@ -205,7 +220,7 @@ void Panels::fill_aux(int64_t row, int64_t group, int64_t t, int64_t n_tokens, i
         break;
     }
   }
-  if (!matrix_.has_mins) return;
+  if (!has_pairs()) return;
   for (int64_t p = 0; p < n_subs; p += 2) {
     int32_t* pair = mins + (p / 2 * n_tokens + t) * 2;
     const bool second = p + 1 < n_subs;

@@ -605,7 +605,7 @@ bool run(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
   return run_blocked(call, tile_begin, tile_end);
 }
 
-constexpr LinearKernels kKernels = {kMaxPanelTokens, kDirectTokens, kMaxPanels, &run};
+constexpr LinearKernels kKernels = {kMaxPanelTokens, kDirectTokens, kMaxPanels, false, &run};
 
 }  // namespace
 

@@ -75,9 +75,10 @@ struct MatrixLayout {
 ///     kAffine (n_subs, n_tokens)     fp32 of Σq
 ///     kSuper  (n_subs, n_tokens, 2)  −zero·Σh, −zero·Σl
 ///     kFloat  (n_tokens, 3)          −128·Σh, −128·(Σh + Σl), −128·Σl
-///   mins, kSuper with minima:
+///   mins, kSuper with minima or a zero point:
 ///     (⌈n_subs / 2⌉, n_tokens, 2)    pairs of i16: Σh of two sub-blocks, Σl of two
-///   quads (32, n_tokens, 2)        4 bytes of the high plane, 4 of the low
+///   quads (32, n_tokens, 2)        4 bytes of the high plane, 4 of the low; or 4 q as i16, where
+///                                  LinearKernels::words says so
 struct Panel {
   const int32_t* data = nullptr;
   int32_t n_tokens = 0;
@@ -104,6 +105,7 @@ struct LinearKernels {
   int32_t panel_tokens;        // most tokens of a panel
   int32_t panel_tokens_float;  // the same for kFloat
   int64_t max_panels;          // most panels of one call
+  bool words;                  // takes whole activations with 8-bit codes but kSuper's
   /// Returns whether any sum (before the bias) is infinite or NaN.
   bool (*run)(const LinearCall& call, int64_t tile_begin, int64_t tile_end);
 };
