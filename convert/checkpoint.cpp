@@ -12,6 +12,7 @@
 #include "convert/checkpoint/quantized_layout.h"
 #include "convert/checkpoint/tensor_ledger.h"
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 #include "convert/core/units.h"
 #include "convert/families/config_reader.h"
 #include "convert/families/text_part.h"
@@ -389,11 +390,13 @@ CheckpointMatrix Checkpoint::matrix(Role role, int layer, int expert) const {
   ASSAY_CHECK(table_[index].is_matrix());
   CheckpointMatrix matrix = with_prefix(path_ + ": ", [&] { return tensors_[index]->load(); });
   if (matrix.view.format->fold() == Fold::kFloat) return matrix;
-  for (int64_t row = 0; row < matrix.view.rows; ++row) {
-    if (const auto fault = matrix.view.format->find_fault(matrix.view, row)) {
-      throw FormatError(fmt::format("{}: \"{}\", row {}: {}", path_, name, row, *fault));
+  parallel_for_anywhere(matrix.view.rows, 64, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (const auto fault = matrix.view.format->find_fault(matrix.view, row)) {
+        throw FormatError(fmt::format("{}: \"{}\", row {}: {}", path_, name, row, *fault));
+      }
     }
-  }
+  });
   return matrix;
 }
 

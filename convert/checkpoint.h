@@ -97,7 +97,8 @@ class Checkpoint {
   }
   /// A 2-D tensor. The head of a tied model is the embedding. Throws FormatError if it is absent,
   /// or if a scale of a quantized matrix is not finite (or negative, W4A16): case B14. Values of
-  /// plain matrices are checked where they are used.
+  /// plain matrices are checked where they are used. Goes over the whole matrix: stored() tells
+  /// what needs no values.
   CheckpointMatrix matrix(Role role, int layer = -1, int expert = -1) const;
   CheckpointMatrix matrix(const TensorEntry& entry) const {
     return matrix(entry.role, entry.layer, entry.expert);

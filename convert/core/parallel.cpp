@@ -200,4 +200,10 @@ void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, in
   loop.rethrow();
 }
 
+void parallel_for_anywhere(int64_t n, int64_t grain,
+                           const std::function<void(int64_t, int64_t)>& body) {
+  if (!inside_parallel_for) return parallel_for(n, grain, body);
+  for (int64_t begin = 0; begin < n; begin += grain) body(begin, std::min(begin + grain, n));
+}
+
 }  // namespace assay

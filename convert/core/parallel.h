@@ -15,4 +15,9 @@ int n_threads();
 /// thrown by a body is rethrown here, after all others ended. Calls must not be nested.
 void parallel_for(int64_t n, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
+/// The same for code that bodies of parallel_for call, too: there the ranges run one after another
+/// on the calling thread.
+void parallel_for_anywhere(int64_t n, int64_t grain,
+                           const std::function<void(int64_t, int64_t)>& body);
+
 }  // namespace assay

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 #include "convert/formats/packed_integer.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/shared_data.h"
@@ -514,6 +515,22 @@ TEST(CompressedTensors, Case_B14_RefusesScalesThatAreNotFiniteOrNegative) {
       EXPECT_THAT(error, AllOf(HasSubstr("down_proj"), HasSubstr("row 7"), HasSubstr("group 1")));
     }
   }
+}
+
+TEST(CompressedTensors, Case_B14_NamesTheFirstOfSeveralRowsOnAnyNumberOfThreads) {
+  TinyModel model = make_tiny_model({.intermediate_size = 288});
+  test::quantize_as_compressed_tensors(model, {});
+  const std::string gate = "model.layers.1.mlp.gate_proj";
+  for (const int row : {70, 71, 200, 287}) {
+    const uint16_t infinity = 0x7f80;
+    std::memcpy(model.tensor(gate + ".weight_scale").bytes.data() + 2 * (2 * row), &infinity, 2);
+  }
+
+  for (const int threads : {1, 5}) {
+    set_n_threads(threads);
+    EXPECT_THAT(error_of<FormatError>(model), AllOf(HasSubstr(gate), HasSubstr("row 70:")));
+  }
+  set_n_threads(0);
 }
 
 std::vector<int32_t> natural_groups() {

@@ -64,6 +64,25 @@ TEST_P(ParallelFor, WorksAgainAfterAFailureAndRefusesNesting) {
   EXPECT_EQ(n_calls, 4);
 }
 
+TEST_P(ParallelFor, AnywhereGoesInRangesOfTheGrainInsideAndOutsideOfBodies) {
+  const auto visits_of = [](auto&& loop) {
+    std::vector<std::atomic<int>> visits(100);
+    loop([&](int64_t begin, int64_t end) {
+      EXPECT_LE(end - begin, 7);
+      for (int64_t i = begin; i < end; ++i) ++visits[static_cast<size_t>(i)];
+    });
+    return std::vector<int>(visits.begin(), visits.end());
+  };
+
+  const auto outside = visits_of([](const auto& body) { parallel_for_anywhere(100, 7, body); });
+  const auto inside = visits_of([](const auto& body) {
+    parallel_for(3, 1, [&](int64_t, int64_t) { parallel_for_anywhere(100, 7, body); });
+  });
+
+  EXPECT_THAT(outside, testing::Each(1));
+  EXPECT_THAT(inside, testing::Each(3));
+}
+
 TEST_P(ParallelFor, ServesManyShortLoopsOfSeveralThreadsAtATime) {
   std::atomic<int64_t> sum{0};
   const auto caller = [&] {
