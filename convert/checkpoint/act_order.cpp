@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 
 namespace assay {
 
@@ -26,22 +27,21 @@ CheckpointMatrix ActOrderMatrix::load() const {
   auto storage =
       std::make_shared<std::vector<std::byte>>(static_cast<size_t>(rows * columns) * sizeof(float));
   auto* const values = reinterpret_cast<float*>(storage->data());
-  for (int64_t row = 0; row < rows; ++row) {
-    if (const auto fault = codes.view.format->find_fault(codes.view, row)) {
-      throw FormatError(fmt::format("\"{}\", row {}: {}", stored_.parts.front(), row, *fault));
+  parallel_for_anywhere(rows, 16, [&](int64_t begin, int64_t end) {
+    IntegerRow integers;
+    for (int64_t row = begin; row < end; ++row) {
+      if (const auto fault = codes.view.format->find_fault(codes.view, row)) {
+        throw FormatError(fmt::format("\"{}\", row {}: {}", stored_.parts.front(), row, *fault));
+      }
+      codes.read_integers(row, integers);
+      for (int64_t k = 0; k < columns; ++k) {
+        const auto group = static_cast<size_t>(group_of_[static_cast<size_t>(k)]);
+        values[row * columns + k] =
+            integers.scales[group] * (static_cast<float>(integers.codes[static_cast<size_t>(k)]) -
+                                      static_cast<float>(integers.zeros[group]));
+      }
     }
-  }
-  // In one thread: tensors are loaded inside of parallel loops.
-  IntegerRow integers;
-  for (int64_t row = 0; row < rows; ++row) {
-    codes.read_integers(row, integers);
-    for (int64_t k = 0; k < columns; ++k) {
-      const auto group = static_cast<size_t>(group_of_[static_cast<size_t>(k)]);
-      values[row * columns + k] =
-          integers.scales[group] * (static_cast<float>(integers.codes[static_cast<size_t>(k)]) -
-                                    static_cast<float>(integers.zeros[group]));
-    }
-  }
+  });
   CheckpointMatrix matrix;
   matrix.view.format = stored_.format;
   matrix.view.rows = rows;

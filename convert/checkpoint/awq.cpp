@@ -5,6 +5,7 @@
 
 #include "convert/checkpoint/quantized_layout.h"
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 #include "convert/families/config_reader.h"
 #include "convert/formats/packed_integer.h"
 
@@ -48,21 +49,23 @@ class AwqMatrix final : public TensorOnDisk {
     std::byte* const codes = storage->data();
     std::byte* const scales = codes + code_bytes;
     auto* const zeros = reinterpret_cast<uint8_t*>(scales + n_scales * scale_size);
-    unpack_codes(codes);
-    for (int64_t g = 0; g < n_groups; ++g) {
-      for (int64_t row = 0; row < rows_; ++row) {
-        std::memcpy(scales + static_cast<size_t>(row * n_groups + g) * scale_size,
-                    scales_.view.bytes.data() + static_cast<size_t>(g * rows_ + row) * scale_size,
-                    scale_size);
-      }
-      for (int64_t w = 0; w < rows_ / kPerWord; ++w) {
-        const uint32_t word = word_at(qzeros_, g * (rows_ / kPerWord) + w);
-        for (size_t i = 0; i < kOrder.size(); ++i) {
-          const int64_t row = w * kPerWord + kOrder[i];
-          zeros[row * n_groups + g] = static_cast<uint8_t>((word >> (kBits * i)) & 15u);
+    parallel_for_anywhere(rows_ / kPerWord, kWordsTogether, [&](int64_t begin, int64_t end) {
+      unpack_codes(begin, end, codes);
+      for (int64_t g = 0; g < n_groups; ++g) {
+        for (int64_t row = begin * kPerWord; row < end * kPerWord; ++row) {
+          std::memcpy(scales + static_cast<size_t>(row * n_groups + g) * scale_size,
+                      scales_.view.bytes.data() + static_cast<size_t>(g * rows_ + row) * scale_size,
+                      scale_size);
+        }
+        for (int64_t w = begin; w < end; ++w) {
+          const uint32_t word = word_at(qzeros_, g * (rows_ / kPerWord) + w);
+          for (size_t i = 0; i < kOrder.size(); ++i) {
+            const int64_t row = w * kPerWord + kOrder[i];
+            zeros[row * n_groups + g] = static_cast<uint8_t>((word >> (kBits * i)) & 15u);
+          }
         }
       }
-    }
+    });
     CheckpointMatrix matrix;
     matrix.view.format = stored_.format;
     matrix.view.rows = rows_;
@@ -76,12 +79,16 @@ class AwqMatrix final : public TensorOnDisk {
   }
 
  private:
-  /// Into rows of codes packed along the columns, as PackedIntegerFormat reads them.
-  void unpack_codes(std::byte* out) const {
+  /// A cache line of codes of one column.
+  static constexpr int64_t kWordsTogether = 16;
+
+  /// Words [begin, end) of each column, into rows of codes packed along the columns, as
+  /// PackedIntegerFormat reads them.
+  void unpack_codes(int64_t begin, int64_t end, std::byte* out) const {
     const int64_t n_words = rows_ / kPerWord;
     const int64_t row_bytes = columns_ / 2;
     for (int64_t k = 0; k < columns_; k += 2) {
-      for (int64_t w = 0; w < n_words; ++w) {
+      for (int64_t w = begin; w < end; ++w) {
         const uint32_t even = word_at(qweight_, k * n_words + w);
         const uint32_t odd = word_at(qweight_, (k + 1) * n_words + w);
         for (size_t i = 0; i < kOrder.size(); ++i) {

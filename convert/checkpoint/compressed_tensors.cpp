@@ -7,6 +7,7 @@
 
 #include "convert/checkpoint/quantized_layout.h"
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 #include "convert/families/config_reader.h"
 #include "convert/formats/packed_integer.h"
 
@@ -167,12 +168,14 @@ class CompressedMatrix final : public TensorOnDisk {
     const int bits = view_.format->code_bits();
     const int64_t n_groups = view_.n_groups();
     std::vector<std::byte> out(static_cast<size_t>(view_.rows * n_groups));
-    for (int64_t row = 0; row < view_.rows; ++row) {
-      for (int64_t g = 0; g < n_groups; ++g) {
-        out[static_cast<size_t>(row * n_groups + g)] = static_cast<std::byte>(
-            packed_code(zero_point_->view.bytes.data() + 4 * g, n_groups, bits, row));
+    parallel_for_anywhere(view_.rows, 64, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        for (int64_t g = 0; g < n_groups; ++g) {
+          out[static_cast<size_t>(row * n_groups + g)] = static_cast<std::byte>(
+              packed_code(zero_point_->view.bytes.data() + 4 * g, n_groups, bits, row));
+        }
       }
-    }
+    });
     return out;
   }
 

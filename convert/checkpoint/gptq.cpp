@@ -5,6 +5,7 @@
 
 #include "convert/checkpoint/quantized_layout.h"
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 #include "convert/families/config_reader.h"
 #include "convert/formats/packed_integer.h"
 
@@ -22,16 +23,16 @@ struct GptqScheme {
 template <size_t kBytes>
 void transpose(const std::byte* in, int64_t n_rows, int64_t n_columns, std::byte* out) {
   constexpr int64_t kTile = 32;
-  for (int64_t r0 = 0; r0 < n_rows; r0 += kTile) {
-    for (int64_t c0 = 0; c0 < n_columns; c0 += kTile) {
+  parallel_for_anywhere(n_columns, kTile, [&](int64_t begin, int64_t end) {
+    for (int64_t r0 = 0; r0 < n_rows; r0 += kTile) {
       for (int64_t r = r0; r < std::min(n_rows, r0 + kTile); ++r) {
-        for (int64_t c = c0; c < std::min(n_columns, c0 + kTile); ++c) {
+        for (int64_t c = begin; c < end; ++c) {
           std::memcpy(out + kBytes * static_cast<size_t>(c * n_rows + r),
                       in + kBytes * static_cast<size_t>(r * n_columns + c), kBytes);
         }
       }
     }
-  }
+  });
 }
 
 /// qweight packs codes along the input, so a transposition of its words gives the rows that
@@ -91,26 +92,28 @@ class GptqMatrix final : public TensorOnDisk {
     const int bits = scheme_.bits;
     const uint32_t mask = (1u << bits) - 1u;
     const uint32_t middle = 1u << (bits - 1);
-    for (int64_t g = 0; g < n_groups; ++g) {
-      for (int64_t row = 0; row < rows_; ++row) {
-        const std::byte* words = qzeros_.view.bytes.data() + 4 * (g * (rows_ * bits / 32));
-        const uint32_t stored = packed_code(words, 1, bits, row);
-        const uint32_t zero = stored + (scheme_.zeros_minus_one ? 1u : 0u);
-        if (zero > mask) {
-          throw FormatError(fmt::format(
-              "\"{}\": stored zero point {} of output {}, group {} means {} in version 1 of the "
-              "format, beyond {} bits; the writer let a zero point of 0 wrap",
-              qzeros_.name, stored, row, g, zero, bits));
+    parallel_for_anywhere(rows_, 256, [&](int64_t begin, int64_t end) {
+      for (int64_t g = 0; g < n_groups; ++g) {
+        for (int64_t row = begin; row < end; ++row) {
+          const std::byte* words = qzeros_.view.bytes.data() + 4 * (g * (rows_ * bits / 32));
+          const uint32_t stored = packed_code(words, 1, bits, row);
+          const uint32_t zero = stored + (scheme_.zeros_minus_one ? 1u : 0u);
+          if (zero > mask) {
+            throw FormatError(fmt::format(
+                "\"{}\": stored zero point {} of output {}, group {} means {} in version 1 of the "
+                "format, beyond {} bits; the writer let a zero point of 0 wrap",
+                qzeros_.name, stored, row, g, zero, bits));
+          }
+          if (scheme_.symmetric && zero != middle) {
+            throw FormatError(fmt::format(
+                "\"{}\": zero point {} of output {}, group {}, but config.json says sym=true ({}); "
+                "was the file written with another checkpoint_format (gptq, gptq_v2)?",
+                qzeros_.name, zero, row, g, middle));
+          }
+          out[row * n_groups + g] = static_cast<uint8_t>(zero);
         }
-        if (scheme_.symmetric && zero != middle) {
-          throw FormatError(fmt::format(
-              "\"{}\": zero point {} of output {}, group {}, but config.json says sym=true ({}); "
-              "was the file written with another checkpoint_format (gptq, gptq_v2)?",
-              qzeros_.name, zero, row, g, middle));
-        }
-        out[row * n_groups + g] = static_cast<uint8_t>(zero);
       }
-    }
+    });
   }
 
   GptqScheme scheme_;

@@ -324,7 +324,7 @@ TEST_P(QuantizedCheckpoint, ReadsTheValuesOfCompressedTensors) {
 
 TEST_P(QuantizedCheckpoint, GptqOfTheSameNumbersDecodesToTheSameValues) {
   const TemporaryDirectory folder;
-  TinyModel compressed = make_tiny_model({.hidden_size = 128, .intermediate_size = 256});
+  TinyModel compressed = make_tiny_model({.hidden_size = 128, .intermediate_size = 384});
   TinyModel gptq = compressed;
   test::quantize_as_compressed_tensors(compressed, quantization());
   test::quantize_as_gptq(gptq, quantization());
@@ -665,7 +665,7 @@ TEST(Awq, DecodesToTheValuesOfTheSameNumbersElsewhere) {
     const test::TinyQuantization quantization{
         .symmetric = false, .group_size = group_size, .scale_dtype = DType::kF16};
     const TemporaryDirectory folder;
-    TinyModel awq = make_tiny_model();
+    TinyModel awq = make_tiny_model({.intermediate_size = 288});
     TinyModel compressed = awq;
     test::quantize_as_awq(awq, quantization);
     test::quantize_as_compressed_tensors(compressed, quantization);
