@@ -62,6 +62,16 @@ const AttentionOp* first_attention(const Program& program) {
 
 bool is_raw(const WeightFormat& format) { return format.fold() == Fold::kFloat; }
 
+/// How a matrix lies on disk, without reading it. A tied head is the embedding: the same object.
+const StoredTensor& stored(const Checkpoint& checkpoint, const MatrixSlot& slot) {
+  return checkpoint.stored(slot.role, slot.layer);
+}
+
+/// Columns per scale.
+int64_t group_of(const StoredTensor& stored, const MatrixSlot& slot) {
+  return stored.group_size > 0 ? stored.group_size : slot.in_features;
+}
+
 /// Builds a plan; one instance per load.
 class Builder {
  public:
@@ -176,22 +186,14 @@ class Builder {
 
   const DeviceMatrix& device_matrix(int index) {
     const MatrixSlot& slot = plan_.program.matrices[static_cast<size_t>(index)];
-    const CheckpointMatrix matrix = matrix_of(slot);
-    // A tied head is the embedding: the same bytes are packed once.
-    const std::byte* key = matrix.view.data.data();
-    const auto found = matrices_.find(key);
+    const StoredTensor& key = stored(*checkpoint_, slot);
+    const auto found = matrices_.find(&key);
     if (found != matrices_.end()) return found->second;
-    const MatrixPacker packer(slot.module, *matrix.view.format, slot.out_features, slot.in_features,
-                              group_of(matrix.view), [&](int64_t row, IntegerRow& out) {
-                                matrix.read_integers(row, out);
-                              });
-    return matrices_.emplace(key, upload(packer)).first->second;
-  }
-
-  static int64_t group_of(const WeightView& view) {
-    return view.group_size > 0
-               ? view.group_size
-               : (view.format->fixed_group() > 0 ? view.format->fixed_group() : view.columns);
+    const CheckpointMatrix matrix = matrix_of(slot);
+    const MatrixPacker packer(
+        slot.module, *key.format, slot.out_features, slot.in_features, group_of(key, slot),
+        [&](int64_t row, IntegerRow& out) { matrix.read_integers(row, out); });
+    return matrices_.emplace(&key, upload(packer)).first->second;
   }
 
   void take_buffers() {
@@ -321,12 +323,12 @@ class Builder {
 
   void add_embedding(const EmbedOp& embed) {
     const MatrixSlot& slot = plan_.program.matrices[static_cast<size_t>(embed.matrix)];
-    const CheckpointMatrix matrix = matrix_of(slot);
-    const WeightFormat& format = *matrix.view.format;
+    const WeightFormat& format = *stored(*checkpoint_, slot).format;
     if (!is_raw(format)) {
       plan_.embedding = device_matrix(embed.matrix);
       return;
     }
+    const CheckpointMatrix matrix = matrix_of(slot);
     const size_t bytes = static_cast<size_t>(format.row_bytes(slot.in_features)) *
                          static_cast<size_t>(slot.out_features);
     std::byte* to = plan_.arena.take(bytes);
@@ -409,8 +411,8 @@ class Builder {
     if (linears[0]->bias || linears[1]->bias) return false;
     const MatrixSlot& gate = plan_.program.matrices[static_cast<size_t>(linears[0]->matrix)];
     const MatrixSlot& up = plan_.program.matrices[static_cast<size_t>(linears[1]->matrix)];
-    const WeightView a = matrix_of(gate).view, b = matrix_of(up).view;
-    return a.format == b.format && group_of(a) == group_of(b) &&
+    const StoredTensor &a = stored(*checkpoint_, gate), &b = stored(*checkpoint_, up);
+    return a.format == b.format && group_of(a, gate) == group_of(b, up) &&
            gate.out_features == up.out_features && gate.out_features % 8 == 0;
   }
 
@@ -420,8 +422,9 @@ class Builder {
     const CheckpointMatrix gate = matrix_of(gate_slot);
     const CheckpointMatrix up =
         matrix_of(plan_.program.matrices[static_cast<size_t>(up_op.matrix)]);
-    return upload(MatrixPacker(gate_slot.module, *gate.view.format, 2 * gate_slot.out_features,
-                               gate_slot.in_features, group_of(gate.view),
+    const StoredTensor& both = stored(*checkpoint_, gate_slot);
+    return upload(MatrixPacker(gate_slot.module, *both.format, 2 * gate_slot.out_features,
+                               gate_slot.in_features, group_of(both, gate_slot),
                                [&](int64_t row, IntegerRow& out) {
                                  const int64_t source = row / 16 * 8 + row % 8;
                                  (row % 16 < 8 ? gate : up).read_integers(source, out);
@@ -561,7 +564,7 @@ class Builder {
   int slot_ = 0;
   Plan plan_;
   bool after_selection_ = false;
-  std::map<const std::byte*, DeviceMatrix> matrices_;  // by stored bytes
+  std::map<const StoredTensor*, DeviceMatrix> matrices_;
   std::map<std::pair<int, int>, const float*> vectors_;
   std::map<int, std::pair<const float*, const float*>> ropes_;
   float* attention_partial_ = nullptr;
@@ -573,7 +576,7 @@ class Builder {
 std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& program,
                                  const ExecutorOptions& options, const DeviceLimits& limits) {
   std::map<std::string, uint64_t> weights;
-  std::set<std::pair<const std::byte*, bool>> counted;  // a tied head is packed once
+  std::set<std::pair<const StoredTensor*, bool>> counted;  // a tied head is packed once
   const auto rows = static_cast<uint64_t>(options.max_batch_tokens);
   for (const Op& op : program.ops) {
     int index = -1;
@@ -585,16 +588,14 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
     }
     if (index < 0) continue;
     const MatrixSlot& slot = program.matrices[static_cast<size_t>(index)];
-    const WeightView view = checkpoint.matrix(slot.role, slot.layer).view;
-    const int64_t group = view.group_size > 0              ? view.group_size
-                          : view.format->fixed_group() > 0 ? view.format->fixed_group()
-                                                           : view.columns;
-    raw = raw && is_raw(*view.format);
-    if (!counted.emplace(view.data.data(), raw).second) continue;
+    const StoredTensor& on_disk = stored(checkpoint, slot);
+    const WeightFormat& format = *on_disk.format;
+    raw = raw && is_raw(format);
+    if (!counted.emplace(&on_disk, raw).second) continue;
     const uint64_t bytes =
-        raw ? view.format->row_bytes(slot.in_features) * static_cast<uint64_t>(slot.out_features)
-            : packed_bytes(*view.format, slot.out_features, slot.in_features, group);
-    weights["weights " + std::string(view.format->name())] += aligned(bytes);
+        raw ? format.row_bytes(slot.in_features) * static_cast<uint64_t>(slot.out_features)
+            : packed_bytes(format, slot.out_features, slot.in_features, group_of(on_disk, slot));
+    weights["weights " + std::string(format.name())] += aligned(bytes);
   }
   std::vector<LedgerItem> ledger;
   for (const auto& [name, bytes] : weights) ledger.push_back({name, bytes});
