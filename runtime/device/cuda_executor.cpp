@@ -14,11 +14,6 @@
 namespace assay::cuda {
 namespace {
 
-int use_device(int index) {
-  ASSAY_CUDA(cudaSetDevice(index));
-  return index;
-}
-
 ExecutorOptions resolved(const Checkpoint& checkpoint, ExecutorOptions options) {
   if (options.context <= 0) options.context = checkpoint.spec().context_length;
   options.max_batch_tokens = std::max<int64_t>(options.max_batch_tokens, kMaxGemvTokens);

@@ -25,6 +25,23 @@ cudaError_t configure_shared(const void* kernel, int dynamic_bytes) {
                               cudaSharedmemCarveoutMaxShared);
 }
 
+int use_device(int index) {
+  int count = 0;
+  if (const cudaError_t status = cudaGetDeviceCount(&count); status == cudaErrorNoDevice)
+    static_cast<void>(cudaGetLastError());
+  else if (status != cudaSuccess)
+    throw_status(status, "cudaGetDeviceCount", __FILE__, __LINE__);
+  if (index < 0 || index >= count)
+    throw DeviceError(fmt::format(
+        "there is no GPU of index {}: this process sees {}; CUDA_VISIBLE_DEVICES chooses which",
+        index,
+        count == 0   ? "none"
+        : count == 1 ? "one, cuda:0"
+                     : fmt::format("{}, cuda:0 to cuda:{}", count, count - 1)));
+  ASSAY_CUDA(cudaSetDevice(index));
+  return index;
+}
+
 DeviceLimits device_limits(int index) {
   DeviceLimits limits;
   const auto read = [index](int& to, cudaDeviceAttr attribute) {

@@ -35,6 +35,10 @@ struct DeviceLimits {
   int reserved_shared = 0;  // bytes of these that each thread block takes beside its own
 };
 
+/// Makes a device the current one of this thread and returns its index. Throws DeviceError with the
+/// number of devices if there is none of that index.
+int use_device(int index);
+
 DeviceLimits device_limits(int index);
 /// Of the current device.
 DeviceLimits device_limits();

@@ -13,14 +13,7 @@ namespace {
 
 class CudaDevice : public Device {
  public:
-  explicit CudaDevice(int index) : index_(index) {
-    int count = 0;
-    ASSAY_CUDA(cudaGetDeviceCount(&count));
-    if (index < 0 || index >= count)
-      throw DeviceError("there is no GPU " + std::to_string(index) + "; " + std::to_string(count) +
-                        " are visible");
-    ASSAY_CUDA(cudaSetDevice(index));
-  }
+  explicit CudaDevice(int index) : index_(use_device(index)) {}
 
   std::string name() const override { return "cuda:" + std::to_string(index_); }
 

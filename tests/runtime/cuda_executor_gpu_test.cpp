@@ -14,11 +14,13 @@
 #include "convert/core/file.h"
 #include "runtime/cpu_executor.h"
 #include "runtime/device/cuda_executor.h"
+#include "runtime/device/cuda_support.h"
 #include "runtime/ops/nll.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
 #include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
 
 namespace assay::cuda {
 namespace {
@@ -238,6 +240,59 @@ TEST(CudaExecutorLarge, LogitsOf64DecodeStepsEqualTheHostBitForBit) {
       EXPECT_EQ(argmax(row), fed[i + 1]) << path << ", position " << i;
     }
   }
+}
+
+/// Logits of a few tokens, all rows.
+std::vector<float> logits_of(Executor& executor) {
+  const std::vector<int32_t> ids = {5, 17, 300, 42, 5};
+  const BatchItem item{0, ids, LogitRows::kAll};
+  std::vector<float> logits;
+  executor.forward({&item, 1}, logits);
+  return logits;
+}
+
+TEST(CudaExecutor, RunsEveryPackingOfTheSameIntegersLikeTheHost) {
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device";
+  const test::TinyQuantization quantization{.symmetric = false, .scale_dtype = DType::kF16};
+  const test::TinyModel plain = test::make_tiny_model({.hidden_size = 128});
+  std::vector<std::pair<std::string, test::TinyModel>> models(4, {"compressed-tensors", plain});
+  test::quantize_as_compressed_tensors(models[0].second, quantization);
+  models[1].first = "GPTQ";
+  test::quantize_as_gptq(models[1].second, quantization);
+  models[2].first = "AWQ";
+  test::quantize_as_awq(models[2].second, quantization);
+  models[3] = {"GPTQ in activation order", models[1].second};
+  test::set_group_index(models[3].second, [](int64_t k, int64_t, int64_t n_groups) {
+    return static_cast<int32_t>(k % n_groups);
+  });
+  for (const auto& [name, model] : models) {
+    const test::TemporaryDirectory folder;
+    const auto checkpoint = Checkpoint::open(model.write(folder.file("model")));
+    CudaExecutor card(0, checkpoint, {.context = 64});
+    const auto host = make_cpu_device()->load(checkpoint, {.context = 64});
+
+    EXPECT_TRUE(test::bits_equal(logits_of(card), logits_of(*host))) << name;
+  }
+}
+
+TEST(CudaExecutor, ADeviceThatIsNotThereIsNamedWithThoseThatAre) {
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device";
+  int count = 0;
+  ASSAY_CUDA(cudaGetDeviceCount(&count));
+  const auto checkpoint = Checkpoint::open(test::source_path("tests/data/llama-tiny"));
+  for (const int index : {count, -1}) {
+    try {
+      CudaExecutor card(index, checkpoint, {.context = 64});
+      FAIL() << "accepted";
+    } catch (const DeviceError& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find("index " + std::to_string(index)), std::string::npos) << message;
+      EXPECT_NE(message.find(count == 1 ? "one, cuda:0" : std::to_string(count) + ", cuda:0 to"),
+                std::string::npos)
+          << message;
+    }
+  }
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
 /// The bundled model with the first weight of one of its norms as large as can be.
