@@ -2,13 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include "convert/core/dtype.h"
 #include "convert/core/error.h"
 #include "convert/formats/format.h"
 #include "runtime/device/cuda_support.h"
+#include "runtime/ops/block_int16.h"
 #include "runtime/ops/linear.h"
 #include "runtime/ops/linear_cuda.h"
 #include "runtime/ops/linear_cuda_pack.h"
@@ -211,6 +214,172 @@ std::vector<Case> all_cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(AllFormats, CudaLinear, testing::ValuesIn(all_cases()));
+
+/// The units of a matrix byte by byte, as DeviceMatrix describes them.
+class ExpectedUnits {
+ public:
+  explicit ExpectedUnits(const DeviceMatrix& shape) : shape_(shape), units_(matrix_bytes(shape)) {}
+
+  const std::vector<std::byte>& units() const { return units_; }
+
+  void put_row(int row, const IntegerRow& integers, int64_t group_size) {
+    row_ = row % kTileRows;
+    tile_ = row / kTileRows;
+    for (int column = 0; column < shape_.columns; ++column) put_code(column, integers);
+    const int piece_columns = kGroupColumns / shape_.pieces;
+    for (int first = 0; first < shape_.columns; first += piece_columns) {
+      if (shape_.kind == MatrixKind::kSuper4) {
+        put_super4(first, integers);
+      } else if (shape_.kind == MatrixKind::kSuper6) {
+        put_super6(first, integers);
+      } else if (shape_.kind != MatrixKind::kFloat16) {
+        put_piece(first, first / piece_columns % shape_.pieces, integers,
+                  static_cast<size_t>(first / group_size));
+      }
+    }
+  }
+
+ private:
+  std::byte* header(int column) {
+    const auto unit = static_cast<size_t>(tile_ * shape_.segments + column / 512);
+    return units_.data() + unit * static_cast<size_t>(shape_.unit_bytes);
+  }
+  static int inside(int column) { return column % 512 / kGroupColumns; }
+
+  void put_code(int column, const IntegerRow& integers) {
+    uint8_t* group = reinterpret_cast<uint8_t*>(header(column)) + shape_.header_bytes +
+                     inside(column) * words_per_group(shape_.kind) * 16;
+    const int j = column % 128 / 32, half = column % 32 / 16, t = column % 16 / 4, i = column % 4;
+    const int lane = row_ % 8 * 4 + t, lower = row_ / 8;
+    if (shape_.kind == MatrixKind::kFloat16) {
+      // Planes of block int16, and the scale with the first column of a group.
+      BlockInt16 block;
+      ASSERT_EQ(
+          quantize_block_int16(integers.values.data(), 1, shape_.columns, shape_.columns, block),
+          -1);
+      const int at = ((lower * 2 + j / 2) * 32 + lane) * 16 + (j % 2 * 2 + half) * 4 + i;
+      group[at] = static_cast<uint8_t>(block.high[static_cast<size_t>(column)]);
+      group[2048 + at] = static_cast<uint8_t>(block.low[static_cast<size_t>(column)]);
+      const uint16_t scale = f32_to_bf16(block.scales[static_cast<size_t>(column / 128)]);
+      std::memcpy(header(column) + 2 * (row_ * 4 + inside(column)), &scale, 2);
+      return;
+    }
+    const uint8_t code = integers.codes[static_cast<size_t>(column)];
+    if (shape_.kind == MatrixKind::kGroup8) {
+      group[((lower * 2 + j / 2) * 32 + lane) * 16 + (j % 2 * 2 + half) * 4 + i] = code;
+      return;
+    }
+    uint8_t& both = group[(lower * 32 + lane) * 16 + j * 4 + i];
+    both = static_cast<uint8_t>(both | (code & 15) << (4 * half));
+    if (shape_.kind != MatrixKind::kSuper6) return;
+    uint8_t& four = group[(64 + lane) * 16 + (lower * 2 + j / 2) * 4 + i];
+    four = static_cast<uint8_t>(four | (code >> 4) << (2 * (j % 2 * 2 + half)));
+  }
+
+  void put_number(std::byte* to, int index, float value) const {
+    if (shape_.scale_type == ScaleType::kF32) {
+      std::memcpy(to + 4 * index, &value, 4);
+      return;
+    }
+    const uint16_t bits =
+        shape_.scale_type == ScaleType::kF16 ? f32_to_f16(value) : f32_to_bf16(value);
+    std::memcpy(to + 2 * index, &bits, 2);
+  }
+
+  void put_piece(int column, int piece, const IntegerRow& integers, size_t group) {
+    const int index = (row_ * 4 + inside(column)) * shape_.pieces + piece;
+    put_number(header(column), index, integers.scales[group]);
+    if (shape_.kind == MatrixKind::kAffine4) {
+      put_number(header(column) + shape_.extra_at, index, integers.mins[group]);
+    } else if (shape_.zero_constant < 0) {
+      header(column)[shape_.extra_at + index] = static_cast<std::byte>(integers.zeros[group]);
+    } else if (integers.scales[group] != 0.0f) {
+      EXPECT_EQ(integers.zeros[group], shape_.zero_constant);
+    }
+  }
+
+  /// Words: d | dmin; sub-scales of both halves, 6 bits each, in words 1 and 3; minima of the first
+  /// half in word 2, of the second in the highest bytes of words 1 to 3.
+  void put_super4(int column, const IntegerRow& integers) {
+    auto* words = reinterpret_cast<uint32_t*>(header(column)) + row_ * 8 + inside(column) / 2 * 4;
+    const auto block = static_cast<size_t>(column / 256);
+    words[0] = f32_to_f16(integers.scales[block]) |
+               static_cast<uint32_t>(f32_to_f16(integers.mins[block])) << 16;
+    for (int j = 0; j < 4; ++j) {
+      const auto sub = static_cast<size_t>(column / 32 + j);
+      const auto scale = static_cast<uint32_t>(integers.sub_scales[sub]);
+      const auto minimum = static_cast<uint32_t>(integers.sub_mins[sub]);
+      const bool second = inside(column) % 2 == 1;
+      words[second ? 3 : 1] |= scale << (6 * j);
+      for (int bit = 0; bit < 6; ++bit) {
+        const int at = 6 * j + bit;
+        const uint32_t value = minimum >> bit & 1;
+        if (second)
+          words[1 + at / 8] |= value << (24 + at % 8);
+        else
+          words[2] |= value << at;
+      }
+    }
+  }
+
+  void put_super6(int column, const IntegerRow& integers) {
+    for (int j = 0; j < 8; ++j)
+      header(column)[row_ * 32 + inside(column) * 8 + j] =
+          static_cast<std::byte>(integers.sub_scales[static_cast<size_t>(column / 16 + j)]);
+    const uint16_t d = f32_to_f16(integers.scales[static_cast<size_t>(column / 256)]);
+    std::memcpy(header(column) + shape_.extra_at + 2 * (row_ * 2 + inside(column) / 2), &d, 2);
+  }
+
+  DeviceMatrix shape_;
+  std::vector<std::byte> units_;
+  int row_ = 0, tile_ = 0;
+};
+
+class CudaPackTest : public testing::TestWithParam<const WeightFormat*> {};
+
+TEST_P(CudaPackTest, PutsEveryByteWhereDeviceMatrixSays) {
+  const WeightFormat& format = *GetParam();
+  std::vector<int64_t> groups = {format.fixed_group()};
+  if (groups[0] == 0) groups = {32, 64, 128, 256, 0};
+  if (format.fold() == Fold::kFloat) groups = {0};
+  for (const int64_t group : groups) {
+    if (!has_kernels(format, group)) continue;
+    for (const DType scale_type : {DType::kBF16, DType::kF16, DType::kF32}) {
+      for (const auto& [rows, columns] : std::vector<std::pair<int64_t, int64_t>>{
+               {1, 256}, {15, 512}, {16, 768}, {17, 1280}, {50, 1792}, {3, 96}, {20, 160}}) {
+        const int64_t whole = std::max<int64_t>(group, 1);
+        if (columns % std::max(format.block_columns(), whole) != 0) continue;
+        const test::WeightMatrix matrix =
+            test::random_weight_matrix(format, rows, columns, group, 3, scale_type);
+        const auto read = [&](int64_t row, IntegerRow& out) {
+          format.read_integers(matrix.view, row, out);
+        };
+        const int64_t per_scale = group > 0 ? group : columns;
+
+        const HostMatrix packed = pack_matrix("test", format, rows, columns, per_scale, read);
+
+        ExpectedUnits expected(packed.shape);
+        IntegerRow row;
+        for (int64_t r = 0; r < rows; ++r) {
+          read(r, row);
+          expected.put_row(static_cast<int>(r), row, per_scale);
+        }
+        EXPECT_EQ(packed.units, expected.units())
+            << rows << " x " << columns << ", group " << group << ", " << dtype_name(scale_type);
+      }
+    }
+  }
+}
+
+std::vector<const WeightFormat*> formats_with_kernels() {
+  std::vector<const WeightFormat*> formats;
+  for (const WeightFormat* format : all_formats())
+    if (has_kernels(*format, format->fixed_group())) formats.push_back(format);
+  return formats;
+}
+
+INSTANTIATE_TEST_SUITE_P(AllFormats, CudaPackTest, testing::ValuesIn(formats_with_kernels()),
+                         [](const auto& format) { return std::string(format.param->name()); });
 
 }  // namespace
 }  // namespace assay::cuda
