@@ -174,10 +174,13 @@ class Q4_KFormat final : public BlockFormat<Q4_KFormat, BlockQ4_K, 256> {
       const SubScale sub = q4_k_scale_min(block.scales, j);
       out.sub_scales[kSubBlocks * b + static_cast<size_t>(j)] = sub.scale;
       out.sub_mins[kSubBlocks * b + static_cast<size_t>(j)] = sub.min;
-      uint8_t* codes = out.codes.data() + 256 * b + static_cast<size_t>(kSubColumns * j);
-      const uint8_t* bytes = block.qs + kSubColumns * (j / 2);
-      const int shift = 4 * (j % 2);
-      for (int i = 0; i < kSubColumns; ++i) codes[i] = (bytes[i] >> shift) & 15;
+    }
+    uint8_t* codes = out.codes.data() + 256 * b;
+    for (int pair = 0; pair < kSubBlocks / 2; ++pair) {
+      const uint8_t* bytes = block.qs + kSubColumns * pair;
+      uint8_t* first = codes + 2 * kSubColumns * pair;
+      for (int i = 0; i < kSubColumns; ++i) first[i] = bytes[i] & 15;
+      for (int i = 0; i < kSubColumns; ++i) first[kSubColumns + i] = bytes[i] >> 4;
     }
   }
 
