@@ -181,8 +181,12 @@ void MatrixPacker::pack(int64_t begin, int64_t end, std::byte* to) const {
     thread_local Row row;  // its memory is kept from range to range
     for (int64_t tile = begin + first; tile < begin + last; ++tile) {
       std::byte* units = to + static_cast<size_t>(tile - begin) * tile_bytes;
-      std::memset(units, 0, tile_bytes);
       const int64_t n_rows = std::min<int64_t>(kTileRows, shape_.rows - tile * kTileRows);
+      // Headers are put together bit by bit; codes are all written where nothing is padded.
+      const bool padded = n_rows < kTileRows || shape_.groups % kSegmentGroups != 0;
+      for (int segment = 0; segment < shape_.segments; ++segment)
+        std::memset(units + static_cast<size_t>(segment) * static_cast<size_t>(shape_.unit_bytes),
+                    0, static_cast<size_t>(padded ? shape_.unit_bytes : shape_.header_bytes));
       for (int r = 0; r < static_cast<int>(n_rows); ++r) {
         read_row_(tile * kTileRows + r, row.integers);
         if (shape_.kind == MatrixKind::kFloat16)
