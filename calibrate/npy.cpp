@@ -7,6 +7,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/words.h"
 
 namespace assay {
 namespace {
@@ -111,10 +112,7 @@ NpyIntegers read_npy_integers(const std::string& path) {
 
 void write_npy_int32(const std::string& path, std::span<const int64_t> shape,
                      std::span<const int32_t> values) {
-  std::string tuple;
-  for (const int64_t size : shape) {
-    tuple += (tuple.empty() ? "" : ", ") + std::to_string(size);
-  }
+  std::string tuple = join_words(shape, ", ", [](int64_t size) { return std::to_string(size); });
   if (shape.size() == 1) tuple += ",";
   std::string header = "{'descr': '<i4', 'fortran_order': False, 'shape': (" + tuple + "), }";
   // Magic, version and length take 10 bytes; data begin at a multiple of 64.

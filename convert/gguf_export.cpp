@@ -16,6 +16,7 @@
 #include "convert/core/json.h"
 #include "convert/core/parallel.h"
 #include "convert/core/units.h"
+#include "convert/core/words.h"
 #include "convert/gguf_vocabulary.h"
 #include "convert/repack.h"
 #include "convert/row_writer.h"
@@ -433,10 +434,9 @@ void GgufExport::plan_linear(const Parts& parts, ExportTensor& tensor) {
   }
   tensor.method = wanted->can_repack() && check.n_impossible == 0 ? ExportMethod::kRoundScales
                                                                   : ExportMethod::kRequantize;
-  std::string alternatives;
-  for (const WeightFormat* format : exact_repack_formats(matrices)) {
-    alternatives += fmt::format("{}{}", alternatives.empty() ? "" : ", ", format->name());
-  }
+  const std::string alternatives =
+      join_words(exact_repack_formats(matrices), ", ",
+                 [](const WeightFormat* format) { return format->name(); });
   losses_.push_back(fmt::format("\"{}\" ({}) in {}: {}; exact: {}", entry.hf_name,
                                 tensor.source_type, wanted->name(), tensor.note,
                                 alternatives.empty() ? "F32" : alternatives + ", F32"));

@@ -16,6 +16,7 @@
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "convert/core/units.h"
+#include "convert/core/words.h"
 
 namespace assay {
 namespace {
@@ -272,9 +273,7 @@ Json number_json(double value) {
 }
 
 std::string shape_text(const Shape& shape) {
-  std::string text;
-  for (const int64_t dim : shape) text += (text.empty() ? "" : " x ") + std::to_string(dim);
-  return text;
+  return join_words(shape, " x ", [](int64_t dim) { return std::to_string(dim); });
 }
 
 Json value_json(const ComparedTensor& a, const ComparedTensor& b, const Difference& difference) {

@@ -14,6 +14,7 @@
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
+#include "convert/core/words.h"
 #include "convert/manifest_check.h"
 #include "convert/tokenizer.h"
 
@@ -578,11 +579,8 @@ namespace {
 using cli::TextTable;
 
 std::string shape_text(const Json& shape) {
-  std::string text;
-  for (const Json& dim : shape.as_array()) {
-    text += (text.empty() ? "" : " x ") + std::to_string(dim.as_integer());
-  }
-  return text;
+  return join_words(shape.as_array(), " x ",
+                    [](const Json& dim) { return std::to_string(dim.as_integer()); });
 }
 
 std::string model_text(const Json& model) {
@@ -662,13 +660,11 @@ std::string weights_text(const Json& summary) {
 }
 
 std::string engines_text(const Json& engines) {
-  std::string text;
-  for (const Json& item : engines.as_array()) {
+  const auto engine_text = [](const Json& item) {
     const std::string& note = item.at("note").as_string();
-    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", item.at("engine").as_string(),
-                        note.empty() ? "" : " (" + note + ")");
-  }
-  return "Loaded by: " + text + "\n";
+    return item.at("engine").as_string() + (note.empty() ? "" : " (" + note + ")");
+  };
+  return "Loaded by: " + join_words(engines.as_array(), ", ", engine_text) + "\n";
 }
 
 std::string tensors_text(const Json& list) {

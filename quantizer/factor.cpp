@@ -8,6 +8,7 @@
 #include "convert/core/error.h"
 #include "convert/core/json.h"
 #include "convert/core/parallel.h"
+#include "convert/core/words.h"
 #include "quantizer/solver_kernels.h"
 
 namespace assay {
@@ -135,8 +136,7 @@ void make_ratios(const Triangle& u, HessianFactor& factor) {
 
 [[noreturn]] void fail(std::string_view module, const std::vector<double>& tried, int64_t column,
                        int64_t n_tokens) {
-  std::string list;
-  for (const double damp : tried) list += (list.empty() ? "" : ", ") + Json(damp).dump(0);
+  const std::string list = join_words(tried, ", ", [](double damp) { return Json(damp).dump(0); });
   throw NumericError(std::string(module) + ": the Hessian is not positive definite with damping " +
                      list + " (pivot of column " + std::to_string(column) + "; " +
                      std::to_string(n_tokens) +

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 
 namespace assay {
 namespace {
@@ -331,15 +332,15 @@ void LayerLoop::solve_experts(const StreamWalk& walk, const LayerPlan& cut, size
 // All stops of a layer have the same routes, so each layer tells its starved experts once.
 void LayerLoop::tell_starved(int layer, const std::string& module,
                              const std::vector<int64_t>& counts) const {
-  std::string starved;
+  std::vector<std::string> starved;
   for (size_t expert = 0; expert < counts.size(); ++expert) {
     if (counts[expert] >= options_.min_expert_tokens) continue;
-    starved += fmt::format("{}{} ({})", starved.empty() ? "" : ", ", expert, counts[expert]);
+    starved.push_back(fmt::format("{} ({})", expert, counts[expert]));
   }
   if (starved.empty()) return;
   const std::string message =
       fmt::format("layer {}, {}: fewer than {} calibration tokens reached experts {}", layer,
-                  module, options_.min_expert_tokens, starved);
+                  module, options_.min_expert_tokens, join_words(starved));
   if (options_.starved_experts == StarvedExperts::kError) {
     throw NumericError(message +
                        "; use more calibration data, a smaller --min-expert-tokens, or "

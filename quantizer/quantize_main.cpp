@@ -5,6 +5,7 @@
 
 #include "calibrate/calibration_options.h"
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 #include "convert/model_card.h"
 #include "quantizer/commands.h"
 #include "quantizer/layouts/layout.h"
@@ -32,13 +33,6 @@ constexpr Scheme kSchemes[] = {{"W4A16_ASYM", 4, false}, {"W4A16", 4, true},
                                {"W3A16_ASYM", 3, false}, {"W3A16", 3, true}};
 
 constexpr int64_t kSweepWindows = 16;  // held out where nothing else is said
-
-template <typename List>
-std::vector<std::string> names_of(const List& list) {
-  std::vector<std::string> names;
-  for (const auto& item : list) names.emplace_back(item.name);
-  return names;
-}
 
 std::vector<cli::Option> options() {
   std::vector<cli::Option> all = {
@@ -492,11 +486,9 @@ void tell_result(const RunOptions& options, const RunResult& result, Terminal& t
   }
   const std::vector<std::string> not_better = modules_not_better_than_rtn(result.layers);
   if (options.quantize.algorithm != "rtn" && !not_better.empty()) {
-    std::string names;
-    for (const std::string& name : not_better) names += (names.empty() ? "" : ", ") + name;
     terminal.log(LogLevel::kWarning,
                  fmt::format("{} of the linears have no smaller loss than round-to-nearest: {}",
-                             not_better.size(), names));
+                             not_better.size(), join_words(not_better)));
   }
   if (result.n_windows > 0) {
     terminal.log(LogLevel::kInfo,

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 
 namespace assay {
 namespace {
@@ -30,14 +31,7 @@ void check_alpha(const std::string& name, double alpha) {
 
 std::span<const Recipe> all_recipes() { return kRecipes; }
 
-const Recipe& find_recipe(std::string_view name) {
-  std::string known;
-  for (const Recipe& recipe : kRecipes) {
-    if (recipe.name == name) return recipe;
-    known += (known.empty() ? "" : ", ") + std::string(recipe.name);
-  }
-  throw UsageError("recipe: found \"" + std::string(name) + "\", expected one of " + known);
-}
+const Recipe& find_recipe(std::string_view name) { return find_by_name(kRecipes, "recipe", name); }
 
 void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& options) {
   options.scale_search = calibrated ? recipe.scale_search : ScaleSearch::kMinMax;

@@ -6,6 +6,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/units.h"
+#include "convert/core/words.h"
 
 namespace assay {
 
@@ -27,12 +28,8 @@ const SafetensorsEntry* TensorLedger::require(const std::string& name, const Sha
     return nullptr;
   }
   if (std::find(dtypes.begin(), dtypes.end(), entry->view.dtype) == dtypes.end()) {
-    std::string allowed;
-    for (const DType dtype : dtypes) {
-      allowed += (allowed.empty() ? "" : " or ") + std::string(dtype_name(dtype));
-    }
     problem(fmt::format("\"{}\" is of type {}, expected {}", name, dtype_name(entry->view.dtype),
-                        allowed));
+                        join_words(dtypes, " or ", dtype_name)));
     return nullptr;
   }
   return entry;

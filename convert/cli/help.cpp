@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "convert/cli/option_table.h"
-#include "convert/cli/suggest.h"
+#include "convert/core/words.h"
 
 namespace assay::cli {
 namespace {

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "convert/cli/suggest.h"
+#include "convert/core/words.h"
 
 namespace assay::cli {
 namespace {

@@ -7,6 +7,7 @@
 
 #include "convert/cli/config_file.h"
 #include "convert/cli/suggest.h"
+#include "convert/core/words.h"
 
 namespace assay::cli {
 namespace {

@@ -65,13 +65,4 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
   return "; did you mean \"" + std::string(prefix) + candidate + "\"?";
 }
 
-std::string join_words(const std::vector<std::string>& words, std::string_view separator) {
-  std::string result;
-  for (const std::string& word : words) {
-    if (!result.empty()) result += separator;
-    result += word;
-  }
-  return result;
-}
-
 }  // namespace assay::cli

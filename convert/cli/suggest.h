@@ -16,7 +16,4 @@ std::string closest_word(std::string_view word, const std::vector<std::string>& 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates,
                          std::string_view prefix = "");
 
-/// `4, 8` or `none, static`.
-std::string join_words(const std::vector<std::string>& words, std::string_view separator = ", ");
-
 }  // namespace assay::cli

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 #include "convert/families/bounds.h"
 
 namespace assay {
@@ -116,11 +117,8 @@ std::vector<std::string> read_layer_types(const ConfigReader& config, int64_t n_
                                           std::initializer_list<std::string_view> allowed) {
   const Json* value = config.find("layer_types");
   if (value == nullptr) return {};
-  std::string names;
-  for (const std::string_view name : allowed) {
-    names += (names.empty() ? "" : " or ") + std::string(name);
-  }
-  const std::string expected = fmt::format("a list of {} strings, each {}", n_layers, names);
+  const std::string expected =
+      fmt::format("a list of {} strings, each {}", n_layers, join_words(allowed, " or "));
   if (!value->is_array() || static_cast<int64_t>(value->as_array().size()) != n_layers) {
     config.fail("layer_types", expected);
   }

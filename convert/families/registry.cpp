@@ -3,6 +3,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/math64.h"
+#include "convert/core/words.h"
 #include "convert/families/family.h"
 
 namespace assay {
@@ -30,18 +31,14 @@ std::span<const Family* const> all_families() {
 
 namespace {
 
-std::string known(bool architectures) {
-  std::string names;
-  for (const Family* family : all_families()) {
-    if (architectures) {
-      names += (names.empty() ? "" : ", ") + std::string(family->gguf_architecture);
-      continue;
-    }
-    for (const std::string_view type : family->model_types) {
-      names += (names.empty() ? "" : ", ") + std::string(type);
-    }
-  }
-  return names;
+std::string known_architectures() {
+  return join_words(all_families(), ", ",
+                    [](const Family* family) { return family->gguf_architecture; });
+}
+
+std::string known_model_types() {
+  return join_words(all_families(), ", ",
+                    [](const Family* family) { return join_words(family->model_types); });
 }
 
 }  // namespace
@@ -54,7 +51,7 @@ const Family& find_family_by_model_type(std::string_view model_type) {
     }
   }
   throw UnsupportedError("model_type \"" + std::string(model_type) +
-                         "\" is not supported; these are: " + known(false));
+                         "\" is not supported; these are: " + known_model_types());
 }
 
 const Family& find_family_by_architecture(std::string_view gguf_architecture) {
@@ -62,7 +59,7 @@ const Family& find_family_by_architecture(std::string_view gguf_architecture) {
     if (family->gguf_architecture == gguf_architecture) return *family;
   }
   throw UnsupportedError("GGUF architecture \"" + std::string(gguf_architecture) +
-                         "\" is not supported; these are: " + known(true));
+                         "\" is not supported; these are: " + known_architectures());
 }
 
 const Family& find_family(std::string_view name) {

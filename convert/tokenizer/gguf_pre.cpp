@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "convert/core/words.h"
 #include "convert/tokenizer/splitters.h"
 
 namespace assay::tokenization {
@@ -114,10 +115,6 @@ std::optional<std::string_view> gguf_pre_of(const Json& normalizer, const Json& 
   return std::nullopt;
 }
 
-std::string gguf_pre_names() {
-  std::string names;
-  for (const Row& row : rows()) names += (names.empty() ? "" : ", ") + std::string(row.name);
-  return names;
-}
+std::string gguf_pre_names() { return join_words(names_of(rows())); }
 
 }  // namespace assay::tokenization

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 #include "quantizer/algorithms/algorithms.h"
 
 namespace assay {
@@ -17,12 +18,7 @@ constexpr std::array<Algorithm, 2> kAlgorithms = {{
 std::span<const Algorithm> all_algorithms() { return kAlgorithms; }
 
 const Algorithm& find_algorithm(std::string_view name) {
-  std::string known;
-  for (const Algorithm& algorithm : kAlgorithms) {
-    if (algorithm.name == name) return algorithm;
-    known += (known.empty() ? "" : ", ") + std::string(algorithm.name);
-  }
-  throw UsageError("algorithm: found \"" + std::string(name) + "\", expected one of " + known);
+  return find_by_name(kAlgorithms, "algorithm", name);
 }
 
 }  // namespace assay

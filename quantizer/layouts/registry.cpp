@@ -2,6 +2,7 @@
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 #include "quantizer/layouts/layout.h"
 
 namespace assay {
@@ -12,12 +13,7 @@ std::span<const CheckpointLayout> all_layouts() {
 }
 
 const CheckpointLayout& find_layout(std::string_view name) {
-  std::string known;
-  for (const CheckpointLayout& layout : all_layouts()) {
-    if (layout.name == name) return layout;
-    known += (known.empty() ? "" : ", ") + std::string(layout.name);
-  }
-  throw UsageError("format: found \"" + std::string(name) + "\", expected one of " + known);
+  return find_by_name(all_layouts(), "format", name);
 }
 
 }  // namespace assay
