@@ -11,6 +11,7 @@
 #include "quantizer/grid.h"
 #include "quantizer/loss.h"
 #include "quantizer/q4_k_grid.h"
+#include "quantizer/quantize_linear.h"
 #include "quantizer/refine.h"
 #include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
@@ -48,15 +49,7 @@ double held_out_distance(const LayerProblem& problem, const QuantizeOptions& opt
   grid.n_groups = (problem.in_features + grid.group_size - 1) / grid.group_size;
   grid.scales = result.scales;
   grid.zero_points = result.zero_points;
-  const auto columns = static_cast<size_t>(problem.in_features);
-  const double loss = quadratic_loss(
-      problem.out_features, problem.in_features, problem.hessian,
-      [&](int64_t row, std::span<double> errors) {
-        const size_t first = static_cast<size_t>(row) * columns;
-        rounding_errors(problem.weights.subspan(first, columns),
-                        std::span<const uint8_t>(result.codes).subspan(first, columns), grid, row,
-                        errors);
-      });
+  const double loss = loss_of_codes(problem, grid, result.codes);
   if (problem.drift == nullptr) return loss;
   return output_distance(problem, rounded_weights(grid, result.codes, problem.in_features), loss);
 }
@@ -103,9 +96,7 @@ LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& o
                        .residual_drift = calibration.residual_drift};
   LinearTrial trial;
   trial.options = options;
-  trial.result = calibration.starved
-                     ? find_algorithm("rtn").quantize(problem, uncalibrated(options))
-                     : plan.algorithm->quantize(problem, options);
+  trial.result = quantize_linear(problem, calibration.starved ? uncalibrated(options) : options);
   trial.starved = calibration.starved;
   if (calibration.factor != nullptr) {
     trial.damp_percent = calibration.factor->damp_percent;
@@ -162,8 +153,10 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   const auto threads = static_cast<uint64_t>(n_threads());
   const uint64_t weights = rows * columns * (sizeof(float) + 1);  // and codes
   const uint64_t scales = rows * (columns / group + 1) * 2 * (sizeof(float) + 1);
-  // Per thread: the column loop's rows, the errors of the loss, those of the scale search.
-  const uint64_t column_loop = columns * kSolverRows * (3 * sizeof(float) + 1);
+  // Per thread: the algorithm's own, the errors of the loss, those of the scale search.
+  const Algorithm& algorithm = find_algorithm(options.algorithm);
+  const uint64_t codes =
+      algorithm.bytes_per_thread != nullptr ? algorithm.bytes_per_thread(linear.in_features) : 0;
   const uint64_t loss = columns * (4 * kQuadraticLanes + kQuadraticPanel + 1) * sizeof(double);
   const uint64_t search = options.scale_search == ScaleSearch::kHessianGrid
                               ? group * (14 * kQuadraticLanes + kGridRows) * sizeof(double)
@@ -182,8 +175,7 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   if (options.regrid_rounds > 0) {
     target += group_blocks_bytes(linear.in_features, static_cast<int64_t>(group));
   }
-  return weights + target + scales +
-         threads * std::max({column_loop, loss, search, lattice, steps});
+  return weights + target + scales + threads * std::max({codes, loss, search, lattice, steps});
 }
 
 }  // namespace assay

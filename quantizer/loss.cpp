@@ -15,7 +15,7 @@ namespace {
 // Packs of 24 rows that one task takes, so that a panel of H is used that often once it is made.
 constexpr int64_t kPacksPerTask = 4;
 
-double plain_loss(int64_t rows, int64_t columns, const ErrorRow& error_row) {
+double loss_without_hessian(int64_t rows, int64_t columns, const ErrorRow& error_row) {
   std::vector<double> row_losses(static_cast<size_t>(rows));
   parallel_for(rows, 16, [&](int64_t begin, int64_t end) {
     std::vector<double> errors(static_cast<size_t>(columns));
@@ -73,7 +73,7 @@ void hessian_rows(int64_t first_pack, int64_t last_pack, int64_t rows, const Hes
 
 double quadratic_loss(int64_t rows, int64_t columns, const Hessian* hessian,
                       const ErrorRow& error_row) {
-  if (hessian == nullptr) return plain_loss(rows, columns, error_row);
+  if (hessian == nullptr) return loss_without_hessian(rows, columns, error_row);
   ASSAY_CHECK(hessian->n == columns);
   std::vector<double> row_losses(static_cast<size_t>(rows));
   const int64_t n_packs = (rows + kQuadraticLanes - 1) / kQuadraticLanes;
@@ -100,6 +100,17 @@ void rounding_errors(std::span<const float> weights, std::span<const uint8_t> co
   }
 }
 
+double loss_of_codes(const LayerProblem& problem, const Grid& grid,
+                     std::span<const uint8_t> codes) {
+  const auto columns = static_cast<size_t>(problem.in_features);
+  return quadratic_loss(problem.out_features, problem.in_features, problem.hessian,
+                        [&](int64_t row, std::span<double> errors) {
+                          const size_t first = static_cast<size_t>(row) * columns;
+                          rounding_errors(problem.weights.subspan(first, columns),
+                                          codes.subspan(first, columns), grid, row, errors);
+                        });
+}
+
 Losses measure_losses(const LayerProblem& problem, const QuantizeOptions& options, const Grid& grid,
                       std::span<const uint8_t> codes) {
   const auto columns = static_cast<size_t>(problem.in_features);
@@ -110,10 +121,7 @@ Losses measure_losses(const LayerProblem& problem, const QuantizeOptions& option
     return quadratic_loss(problem.out_features, problem.in_features, problem.hessian, error_row);
   };
   Losses losses;
-  losses.loss = total([&](int64_t row, std::span<double> errors) {
-    rounding_errors(row_of(row), codes.subspan(static_cast<size_t>(row) * columns, columns), grid,
-                    row, errors);
-  });
+  losses.loss = loss_of_codes(problem, grid, codes);
   const Grid plain = min_max_grid(problem, options);
   losses.rtn_loss = total([&](int64_t row, std::span<double> errors) {
     std::vector<uint8_t> nearest(columns);

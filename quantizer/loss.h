@@ -21,6 +21,9 @@ double quadratic_loss(int64_t rows, int64_t columns, const Hessian* hessian,
 void rounding_errors(std::span<const float> weights, std::span<const uint8_t> codes,
                      const Grid& grid, int64_t row, std::span<double> errors);
 
+/// e·H·e^T of these codes, e = w − scale·(code − zero), summed over rows.
+double loss_of_codes(const LayerProblem& problem, const Grid& grid, std::span<const uint8_t> codes);
+
 /// The three figures of a report: loss of `codes`, loss of round-to-nearest with min-max scales,
 /// and W H W^T.
 struct Losses {

@@ -107,12 +107,24 @@ struct LayerResult {
   std::optional<double> plain_loss = std::nullopt;  // of the plain recipe; where options ask for it
 };
 
-/// One algorithm: a pure function. A new one is a file in algorithms/ and one row in registry.cpp.
+struct Grid;  // quantizer/grid.h
+
+/// One algorithm: a pure function from weights and a grid to codes. What stands around it (target,
+/// grid, the steps that follow, figures) is quantize_linear() of quantize_linear.h. A new one is a
+/// file in algorithms/ and one row in registry.cpp.
 struct Algorithm {
-  std::string_view name;         // "gptq"
-  std::string_view description;  // one line for the help
-  bool needs_calibration = true;
-  LayerResult (*quantize)(const LayerProblem& problem, const QuantizeOptions& options);
+  std::string_view name;          // "gptq"
+  std::string_view description;   // one line for the help
+  bool needs_calibration = true;  // a problem has hessian and factor
+  /// The recipe may aim it at another target and improve its codes (recipe.h); both take the
+  /// factor.
+  bool takes_steps = true;
+  /// Codes (out_features, in_features) of problem.weights on this grid. Returns how many were cut
+  /// to the grid's ends.
+  int64_t (*codes)(const LayerProblem& problem, const QuantizeOptions& options, const Grid& grid,
+                   std::span<uint8_t> codes) = nullptr;
+  /// What codes() works in, per thread; null: nothing to speak of.
+  uint64_t (*bytes_per_thread)(int64_t in_features) = nullptr;
 };
 
 std::span<const Algorithm> all_algorithms();

@@ -34,6 +34,13 @@ constexpr Scheme kSchemes[] = {{"W4A16_ASYM", 4, false}, {"W4A16", 4, true},
 
 constexpr int64_t kSweepWindows = 16;  // held out where nothing else is said
 
+/// `best: all that …. plain: none, …`: what the rows of a list say of themselves.
+template <typename List>
+std::string described(const List& list) {
+  return join_words(
+      list, " ", [](const auto& row) { return fmt::format("{}: {}.", row.name, row.description); });
+}
+
 std::vector<cli::Option> options() {
   std::vector<cli::Option> all = {
       {.name = "calibration",
@@ -61,7 +68,7 @@ std::vector<cli::Option> options() {
       {.name = "format",
        .value_name = "NAME",
        .default_value = "compressed-tensors",
-       .help = "Layout of the folder. gptq is version 1 and symmetric only.",
+       .help = "Layout of the folder. " + described(all_layouts()),
        .group = "Output",
        .choices = names_of(all_layouts())},
       {.name = "shard-size",
@@ -113,15 +120,14 @@ std::vector<cli::Option> options() {
       {.name = "algorithm",
        .value_name = "NAME",
        .default_value = "gptq",
-       .help = "gptq needs calibration data; rtn rounds to nearest.",
+       .help = "How codes are found. " + described(all_algorithms()),
        .group = "Quantization",
        .choices = names_of(all_algorithms())},
       {.name = "recipe",
        .value_name = "NAME",
        .default_value = "best",
-       .help = "Steps around the algorithm: best has all that bring the result nearer to the "
-               "model, in about three times the time; plain has none. The options below change "
-               "single steps.",
+       .help = "Steps around the algorithm. " + described(all_recipes()) +
+               " The options below change single steps.",
        .group = "Recipe",
        .choices = names_of(all_recipes())},
       {.name = "scales",
@@ -485,7 +491,8 @@ void tell_result(const RunOptions& options, const RunResult& result, Terminal& t
     return;
   }
   const std::vector<std::string> not_better = modules_not_better_than_rtn(result.layers);
-  if (options.quantize.algorithm != "rtn" && !not_better.empty()) {
+  const bool calibrated = find_algorithm(options.quantize.algorithm).needs_calibration;
+  if (calibrated && !not_better.empty()) {
     terminal.log(LogLevel::kWarning,
                  fmt::format("{} of the linears have no smaller loss than round-to-nearest: {}",
                              not_better.size(), join_words(not_better)));

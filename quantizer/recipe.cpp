@@ -1,8 +1,8 @@
 #include "quantizer/recipe.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
+#include <vector>
 
 #include "convert/core/error.h"
 #include "convert/core/words.h"
@@ -10,17 +10,26 @@
 namespace assay {
 namespace {
 
-constexpr std::array<Recipe, 2> kRecipes = {{
+constexpr Recipe kRecipes[] = {
     {.name = "best",
-     .description = "all steps that lower the loss",
+     .description = "all that bring the result nearer to the model, in about three times the time",
      .scale_search = ScaleSearch::kHessianGrid,
      .target_alpha = 0.75,
      .residual_alpha = 0.75,
      .refit_rounds = 3,
      .descent_passes = 1,
      .regrid_rounds = 1},
-    {.name = "plain", .description = "the algorithm alone, min-max scales"},
-}};
+    {.name = "plain", .description = "none, and min-max scales"},
+};
+
+/// "--algorithm gptq"
+std::string algorithms_with_steps() {
+  std::vector<std::string_view> names;
+  for (const Algorithm& algorithm : all_algorithms()) {
+    if (algorithm.takes_steps) names.push_back(algorithm.name);
+  }
+  return "--algorithm " + join_words(names, " or ");
+}
 
 void check_alpha(const std::string& name, double alpha) {
   if (alpha >= 0.0 && alpha <= 1.0) return;
@@ -35,7 +44,7 @@ const Recipe& find_recipe(std::string_view name) { return find_by_name(kRecipes,
 
 void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& options) {
   options.scale_search = calibrated ? recipe.scale_search : ScaleSearch::kMinMax;
-  const bool has_steps = calibrated && options.algorithm == "gptq";
+  const bool has_steps = calibrated && find_algorithm(options.algorithm).takes_steps;
   options.target_alpha = has_steps && options.propagate ? recipe.target_alpha : 0.0;
   options.residual_alpha = options.target_alpha != 0.0 ? recipe.residual_alpha : 0.0;
   options.refit_rounds = has_steps ? recipe.refit_rounds : 0;
@@ -62,15 +71,15 @@ void check_steps(const QuantizeOptions& options, bool calibrated) {
                      ", expected at most the refit rounds, " +
                      std::to_string(options.refit_rounds));
   }
-  const bool gptq = calibrated && options.algorithm == "gptq";
-  if (options.target_alpha != 0.0 && !(gptq && options.propagate)) {
-    throw UsageError(
-        "--target-alpha needs two streams of activations: use --algorithm gptq with calibration "
-        "data and without --no-propagate, or --target-alpha 0");
+  const bool has_steps = calibrated && find_algorithm(options.algorithm).takes_steps;
+  if (options.target_alpha != 0.0 && !(has_steps && options.propagate)) {
+    throw UsageError("--target-alpha needs two streams of activations: use " +
+                     algorithms_with_steps() +
+                     " with calibration data and without --no-propagate, or --target-alpha 0");
   }
-  if (options.refit_rounds > 0 && !gptq) {
-    throw UsageError(
-        "--refit-rounds needs --algorithm gptq with calibration data; or use --refit-rounds 0");
+  if (options.refit_rounds > 0 && !has_steps) {
+    throw UsageError("--refit-rounds needs " + algorithms_with_steps() +
+                     " with calibration data; or use --refit-rounds 0");
   }
 }
 

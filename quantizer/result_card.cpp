@@ -113,7 +113,6 @@ std::string figures(const RunPlan& plan, const OutputContents& contents, uint64_
 }
 
 std::string usage(const RunPlan& plan) {
-  const bool gptq = plan.layout->name == "gptq";
   return fmt::format(
       "```sh\n"
       "vllm serve FOLDER\n"
@@ -127,7 +126,7 @@ std::string usage(const RunPlan& plan) {
       "```sh\n"
       "assay convert FOLDER --to gguf --out model.gguf\n"
       "```\n",
-      gptq ? "gptqmodel" : "compressed-tensors");
+      plan.layout->python_package);
 }
 
 Json metric(std::string_view type, std::string_view name, const Json& value) {

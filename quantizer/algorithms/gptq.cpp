@@ -2,14 +2,10 @@
 #include <atomic>
 #include <vector>
 
-#include "convert/core/error.h"
 #include "convert/core/parallel.h"
-#include "quantizer/algorithms/algorithms.h"
 #include "quantizer/grid.h"
-#include "quantizer/loss.h"
-#include "quantizer/refine.h"
+#include "quantizer/quantize.h"
 #include "quantizer/solver_kernels.h"
-#include "quantizer/target.h"
 
 namespace assay {
 namespace {
@@ -110,9 +106,10 @@ class RowPanel {
   std::vector<int64_t> groups_;                      // (n) of each solve position
 };
 
-// Codes of all rows on this grid; returns how many were cut to its ends.
-int64_t run_column_loop(const LayerProblem& problem, const QuantizeOptions& options,
-                        const Grid& grid, std::span<uint8_t> codes) {
+}  // namespace
+
+int64_t gptq_codes(const LayerProblem& problem, const QuantizeOptions& options, const Grid& grid,
+                   std::span<uint8_t> codes) {
   std::atomic<int64_t> n_cut = 0;
   const int64_t n_panels = (problem.out_features + kSolverRows - 1) / kSolverRows;
   parallel_for(n_panels, 2, [&](int64_t begin, int64_t end) {
@@ -122,50 +119,8 @@ int64_t run_column_loop(const LayerProblem& problem, const QuantizeOptions& opti
   return n_cut.load();
 }
 
-double plain_loss(const LayerProblem& problem, const QuantizeOptions& options) {
-  const Grid grid = min_max_grid(problem, options);
-  std::vector<uint8_t> codes(problem.weights.size());
-  run_column_loop(problem, options, grid, codes);
-  const auto columns = static_cast<size_t>(problem.in_features);
-  return quadratic_loss(problem.out_features, problem.in_features, problem.hessian,
-                        [&](int64_t row, std::span<double> errors) {
-                          const size_t first = static_cast<size_t>(row) * columns;
-                          rounding_errors(problem.weights.subspan(first, columns),
-                                          std::span<const uint8_t>(codes).subspan(first, columns),
-                                          grid, row, errors);
-                        });
-}
-
-}  // namespace
-
-LayerResult quantize_gptq(const LayerProblem& problem, const QuantizeOptions& options) {
-  ASSAY_CHECK(problem.hessian != nullptr && problem.factor != nullptr);
-  ASSAY_CHECK(problem.factor->n == problem.in_features);
-  LayerProblem aim = problem;  // what the steps quantize: W* in the place of W
-  std::vector<float> target;
-  if (problem.drift != nullptr && options.target_alpha != 0.0) {
-    target = two_stream_target(problem, options.target_alpha, options.residual_alpha);
-    aim.weights = target;
-  }
-  Grid grid = make_grid(aim, options);
-  LayerResult result;
-  result.codes.resize(problem.weights.size());
-  const int64_t n_cut = run_column_loop(aim, options, grid, result.codes);
-  if (options.measure_plain) result.plain_loss = plain_loss(problem, options);
-  if (refines(options)) result.steps = refine(problem, options, aim.weights, grid, result.codes);
-  target = {};
-  const Losses losses = measure_losses(problem, options, grid, result.codes);
-  result.loss = losses.loss;
-  if (problem.drift != nullptr) {
-    result.output_distance = output_distance(
-        problem, rounded_weights(grid, result.codes, problem.in_features), losses.loss);
-  }
-  result.rtn_loss = losses.rtn_loss;
-  result.weight_norm = losses.weight_norm;
-  result.clipped_share = static_cast<double>(n_cut) / static_cast<double>(problem.weights.size());
-  result.scales = std::move(grid.scales);
-  result.zero_points = std::move(grid.zero_points);
-  return result;
+uint64_t gptq_bytes_per_thread(int64_t in_features) {
+  return static_cast<uint64_t>(in_features * kSolverRows) * (3 * sizeof(float) + 1);
 }
 
 }  // namespace assay

@@ -101,15 +101,17 @@ Json config(const QuantizeOptions& options, const LayoutContext& context) {
 
 }  // namespace
 
+extern const CheckpointLayout kCompressedTensorsLayout;
 const CheckpointLayout kCompressedTensorsLayout = {
-    "compressed-tensors",
-    "compressed-tensors \"pack-quantized\" (vLLM, SGLang, transformers)",
-    scale_dtype,
-    check,
-    find_fault,
-    tensors,
-    pack,
-    config,
-    ""};
+    .name = "compressed-tensors",
+    .description = "its \"pack-quantized\" (vLLM, SGLang, transformers)",
+    .scale_dtype = scale_dtype,
+    .check = check,
+    .find_fault = find_fault,
+    .tensors = tensors,
+    .pack = pack,
+    .config = config,
+    .python_package = "compressed-tensors",
+};
 
 }  // namespace assay

@@ -117,14 +117,18 @@ Json config(const QuantizeOptions& options, const LayoutContext& context) {
 
 }  // namespace
 
-const CheckpointLayout kGptqLayout = {"gptq",
-                                      "GPTQ version 1, symmetric only (GPTQModel, vLLM)",
-                                      scale_dtype,
-                                      check,
-                                      find_fault,
-                                      tensors,
-                                      pack,
-                                      config,
-                                      "quantize_config.json"};
+extern const CheckpointLayout kGptqLayout;
+const CheckpointLayout kGptqLayout = {
+    .name = "gptq",
+    .description = "version 1, symmetric only (GPTQModel, vLLM)",
+    .scale_dtype = scale_dtype,
+    .check = check,
+    .find_fault = find_fault,
+    .tensors = tensors,
+    .pack = pack,
+    .config = config,
+    .side_file = "quantize_config.json",
+    .python_package = "gptqmodel",
+};
 
 }  // namespace assay

@@ -54,15 +54,13 @@ struct CheckpointLayout {
   /// The member `quantization_config` of config.json.
   Json (*config)(const QuantizeOptions& options, const LayoutContext& context);
   /// File that repeats the configuration beside config.json; empty: none.
-  std::string_view side_file;
+  std::string_view side_file = {};
+  /// Python package that transformers reads the folder with.
+  std::string_view python_package = {};
 };
 
 std::span<const CheckpointLayout> all_layouts();
 /// Throws UsageError with the names that exist.
 const CheckpointLayout& find_layout(std::string_view name);
-
-// layouts/<name>.cpp
-extern const CheckpointLayout kCompressedTensorsLayout;
-extern const CheckpointLayout kGptqLayout;
 
 }  // namespace assay

@@ -1,15 +1,15 @@
-#include <array>
-#include <string>
-
-#include "convert/core/error.h"
 #include "convert/core/words.h"
 #include "quantizer/layouts/layout.h"
 
 namespace assay {
 
+// <name>.cpp
+extern const CheckpointLayout kCompressedTensorsLayout;
+extern const CheckpointLayout kGptqLayout;
+
 std::span<const CheckpointLayout> all_layouts() {
-  static const std::array<CheckpointLayout, 2> layouts = {kCompressedTensorsLayout, kGptqLayout};
-  return layouts;
+  static const CheckpointLayout kLayouts[] = {kCompressedTensorsLayout, kGptqLayout};
+  return kLayouts;
 }
 
 const CheckpointLayout& find_layout(std::string_view name) {

@@ -8,6 +8,10 @@
 #include "tests/support/random.h"
 
 namespace assay {
+
+extern const CheckpointLayout kCompressedTensorsLayout;
+extern const CheckpointLayout kGptqLayout;
+
 namespace {
 
 std::vector<uint32_t> words_of(const std::vector<std::byte>& bytes) {

@@ -11,6 +11,7 @@
 #include "convert/formats/format.h"
 #include "quantizer/factor.h"
 #include "quantizer/grid.h"
+#include "quantizer/quantize_linear.h"
 #include "quantizer/refit.h"
 #include "tests/calibrate/every_isa.h"
 #include "tests/quantizer/problems.h"
@@ -37,7 +38,7 @@ LayerResult run(const SmallProblem& problem, const QuantizeOptions& options) {
   const HessianFactor factor = factor_hessian(problem.hessian, options, "m");
   LayerProblem view = problem.view();
   view.factor = &factor;
-  return find_algorithm("gptq").quantize(view, options);
+  return quantize_linear(view, options);
 }
 
 // What is in the way of moving the codes into Q4_K; empty if nothing is.

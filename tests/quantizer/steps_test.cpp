@@ -9,6 +9,7 @@
 #include "convert/core/parallel.h"
 #include "quantizer/descent.h"
 #include "quantizer/factor.h"
+#include "quantizer/quantize_linear.h"
 #include "quantizer/recipe.h"
 #include "quantizer/refine.h"
 #include "quantizer/refit.h"
@@ -106,7 +107,7 @@ TEST_P(StepShapes, AllStepsEqualPlainLoopsBitForBit) {
     test::reference_refine(streams.view(), options, factor, target, grid, codes);
 
     with_every_isa([&] {
-      const LayerResult actual = find_algorithm("gptq").quantize(streams.view(), options);
+      const LayerResult actual = quantize_linear(streams.view(), options);
 
       EXPECT_TRUE(bits_equal(actual.scales, grid.scales));
       EXPECT_TRUE(bits_equal(actual.codes, codes));
@@ -333,11 +334,11 @@ TEST(Refine, LossesOfStepsAddUpToThatOfTheResult) {
 TEST(Refine, DoesNotDependOnThreads) {
   const QuantizeOptions options = all_steps(32);
   const TwoStreams streams(70, 96, 49, options);
-  const LayerResult expected = find_algorithm("gptq").quantize(streams.view(), options);
+  const LayerResult expected = quantize_linear(streams.view(), options);
   const int threads_before = n_threads();
   for (const int threads : {1, 4}) {
     set_n_threads(threads);
-    const LayerResult actual = find_algorithm("gptq").quantize(streams.view(), options);
+    const LayerResult actual = quantize_linear(streams.view(), options);
 
     EXPECT_TRUE(bits_equal(actual.codes, expected.codes));
     EXPECT_TRUE(bits_equal(actual.scales, expected.scales));

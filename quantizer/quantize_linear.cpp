@@ -1,0 +1,60 @@
+#include "quantizer/quantize_linear.h"
+
+#include <utility>
+#include <vector>
+
+#include "convert/core/error.h"
+#include "quantizer/grid.h"
+#include "quantizer/loss.h"
+#include "quantizer/refine.h"
+#include "quantizer/target.h"
+
+namespace assay {
+namespace {
+
+double loss_of_plain_recipe(const Algorithm& algorithm, const LayerProblem& problem,
+                            const QuantizeOptions& options) {
+  const Grid grid = min_max_grid(problem, options);
+  std::vector<uint8_t> codes(problem.weights.size());
+  algorithm.codes(problem, options, grid, codes);
+  return loss_of_codes(problem, grid, codes);
+}
+
+}  // namespace
+
+LayerResult quantize_linear(const LayerProblem& problem, const QuantizeOptions& options) {
+  const Algorithm& algorithm = find_algorithm(options.algorithm);
+  if (algorithm.needs_calibration) {
+    ASSAY_CHECK(problem.hessian != nullptr && problem.factor != nullptr);
+    ASSAY_CHECK(problem.factor->n == problem.in_features);
+  }
+  LayerProblem aim = problem;  // what the steps quantize: W* in the place of W
+  std::vector<float> target;
+  if (problem.drift != nullptr && options.target_alpha != 0.0) {
+    target = two_stream_target(problem, options.target_alpha, options.residual_alpha);
+    aim.weights = target;
+  }
+  Grid grid = make_grid(aim, options);
+  LayerResult result;
+  result.codes.resize(problem.weights.size());
+  const int64_t n_cut = algorithm.codes(aim, options, grid, result.codes);
+  if (options.measure_plain && algorithm.takes_steps) {
+    result.plain_loss = loss_of_plain_recipe(algorithm, problem, options);
+  }
+  if (refines(options)) result.steps = refine(problem, options, aim.weights, grid, result.codes);
+  target = {};
+  const Losses losses = measure_losses(problem, options, grid, result.codes);
+  result.loss = losses.loss;
+  if (problem.drift != nullptr) {
+    result.output_distance = output_distance(
+        problem, rounded_weights(grid, result.codes, problem.in_features), losses.loss);
+  }
+  result.rtn_loss = losses.rtn_loss;
+  result.weight_norm = losses.weight_norm;
+  result.clipped_share = static_cast<double>(n_cut) / static_cast<double>(problem.weights.size());
+  result.scales = std::move(grid.scales);
+  result.zero_points = std::move(grid.zero_points);
+  return result;
+}
+
+}  // namespace assay
