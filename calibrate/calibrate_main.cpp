@@ -114,7 +114,7 @@ std::vector<cli::Option> options() {
        .default_value = "f32",
        .help = "Type of the key-value cache in that run.",
        .group = "Importance matrix",
-       .choices = {"f16", "bf16", "f32"}},
+       .choices = kKvTypeWords.list()},
       {.name = "activation-memory",
        .kind = cli::ValueKind::kBytes,
        .value_name = "SIZE",

@@ -102,7 +102,7 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
       residual = static_cast<uint64_t>(rows) * n * sizeof(double);
       residual_cross = drift + CrossGram::peak_bytes(rows, stop.columns);
     }
-    if (options.per_module != PerModule::kNothing) {
+    if (options.per_module) {
       // The same products of the held-out windows, and the best trial beside the one at work.
       const int64_t rows = plan.shape(stop.matrices.front()).out_features;
       residual += 2 * hessian + static_cast<uint64_t>(rows) * n * (sizeof(double) + 1);

@@ -39,10 +39,10 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
       .set("option symmetric", q.symmetric)
       .set("option scale_dtype", dtype_name(q.scale_dtype))
       .set("option damp_percent", q.damp_percent)
-      .set("option damp_basis", q.damp_basis == DampBasis::kMeanDiagonal ? "mean" : "max")
+      .set("option damp_basis", kDampBasisWords.name(q.damp_basis))
       .set("option damp_retries", retries)
       .set("option propagate", q.propagate)
-      .set("option capture", capture_mode_name(options.capture))
+      .set("option capture", kCaptureModeWords.name(options.capture))
       .set("option kv_type", kv_type_name(options.kv_type))
       .set("option format", plan.layout->name)
       .set("option skip", skip)
@@ -50,8 +50,8 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
       .set("option shard_size", options.max_shard_bytes);
   out.set("option card", plan.card);
   if (options.held_out_windows > 0) out.set("option held_out_windows", options.held_out_windows);
-  if (options.per_module != PerModule::kNothing) {
-    out.set("option per_module", options.per_module == PerModule::kAlpha ? "alpha" : "damp");
+  if (options.per_module) {
+    out.set("option per_module", kPerModuleWords.name(*options.per_module));
   }
   for (size_t i = 0; i < options.overrides.size(); ++i) {
     Json modules = Json::array();

@@ -284,7 +284,7 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   const StopProducts products(walk, plain_walk_ ? &*plain_walk_ : nullptr, stop, name, residual,
                               [&](double share) { meter_.share(share); });
   std::optional<StopProducts> held_out;
-  if (held_out_ && options_.per_module != PerModule::kNothing) {
+  if (held_out_ && options_.per_module) {
     held_out.emplace(held_out_->quantized(), &held_out_->plain(), stop, name, true, nullptr);
   }
   meter_.end();

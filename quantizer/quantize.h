@@ -9,16 +9,21 @@
 
 #include "calibrate/hessian.h"
 #include "convert/core/dtype.h"
+#include "convert/core/enum_words.h"
 #include "convert/core/json.h"
 
 namespace assay {
 
 enum class DampBasis : uint8_t { kMeanDiagonal, kMaxDiagonal };
+inline constexpr auto kDampBasisWords = enum_words<DampBasis>("mean", "max");
 enum class ActOrder : uint8_t { kNone, kStatic };
+inline constexpr auto kActOrderWords = enum_words<ActOrder>("none", "static");
 enum class ScaleSearch : uint8_t { kMinMax, kHessianGrid };
+inline constexpr auto kScaleSearchWords = enum_words<ScaleSearch>("min-max", "grid");
 /// Which scales and zero points a group can have: any, or those that leave the super-blocks of
 /// GGUF's Q4_K unchanged when codes are moved there (q4_k_grid.h).
 enum class GridKind : uint8_t { kFree, kQ4K };
+inline constexpr auto kGridKindWords = enum_words<GridKind>("free", "q4_k");
 
 /// What a user chooses; stands in the manifest as it is.
 struct QuantizeOptions {

@@ -116,7 +116,7 @@ std::vector<cli::Option> options() {
            "Scales and zero points a group can have: any, or those whose codes move into GGUF's "
            "Q4_K unchanged (q4_k; 4 bits, columns in multiples of 256).",
        .group = "Quantization",
-       .choices = {"free", "q4_k"}},
+       .choices = kGridKindWords.list()},
       {.name = "algorithm",
        .value_name = "NAME",
        .default_value = "gptq",
@@ -134,7 +134,7 @@ std::vector<cli::Option> options() {
        .value_name = "HOW",
        .help = "Range of each group: min-max, or the best of 21 by its Hessian (grid).",
        .group = "Recipe",
-       .choices = {"min-max", "grid"}},
+       .choices = kScaleSearchWords.list()},
       {.name = "target-alpha",
        .kind = ValueKind::kNumber,
        .value_name = "X",
@@ -173,7 +173,7 @@ std::vector<cli::Option> options() {
        .help = "Choose target-alpha (0.25 to 1) or damp (0.1 to 10 times) for each linear, by the "
                "distance to the 16-bit output on the held-out windows. Needs --held-out.",
        .group = "Recipe",
-       .choices = {"alpha", "damp"}},
+       .choices = kPerModuleWords.list()},
       {.name = "sweep",
        .kind = ValueKind::kPath,
        .value_name = "FILE",
@@ -195,7 +195,7 @@ std::vector<cli::Option> options() {
        .help = "Order in which columns are decided: by their diagonal of the Hessian (static; "
                "groups stay as they are), or as they stand (none).",
        .group = "Quantization",
-       .choices = {"static", "none"}},
+       .choices = kActOrderWords.list()},
       {.name = "damp",
        .kind = ValueKind::kNumber,
        .value_name = "X",
@@ -209,7 +209,7 @@ std::vector<cli::Option> options() {
        .help = "Mean or largest diagonal element.",
        .group = "Quantization",
        .expert = true,
-       .choices = {"mean", "max"}},
+       .choices = kDampBasisWords.list()},
       {.name = "damp-retry",
        .kind = ValueKind::kNumber,
        .value_name = "X",
@@ -238,7 +238,7 @@ std::vector<cli::Option> options() {
                "(error).",
        .group = "Calibration",
        .expert = true,
-       .choices = {"rtn", "error"}},
+       .choices = kStarvedExpertsWords.list()},
       {.name = "no-propagate",
        .kind = ValueKind::kFlag,
        .help = "Take all inputs from the 16-bit model instead of the quantized layers before.",
@@ -250,14 +250,14 @@ std::vector<cli::Option> options() {
                "weights (layer; each linear runs twice).",
        .group = "Calibration",
        .expert = true,
-       .choices = {"sequential", "layer"}},
+       .choices = kCaptureModeWords.list()},
       {.name = "kv-type",
        .value_name = "TYPE",
        .default_value = "f16",
        .help = "Type of keys and values in the forward pass.",
        .group = "Calibration",
        .expert = true,
-       .choices = {"f16", "bf16", "f32"}},
+       .choices = kKvTypeWords.list()},
       {.name = "resume",
        .kind = ValueKind::kFlag,
        .help = "Go on with an interrupted run; begins a new one if there is none.",
@@ -309,23 +309,22 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
     options.symmetric = known.symmetric;
   }
   options.algorithm = arguments.text("algorithm");
-  options.grid = arguments.text("grid") == "q4_k" ? GridKind::kQ4K : GridKind::kFree;
+  options.grid = *kGridKindWords.find(arguments.text("grid"));
   options.group_size = options.grid == GridKind::kQ4K && !arguments.given("group-size")
                            ? 32
                            : arguments.integer("group-size");
   options.damp_percent = arguments.number("damp");
-  options.damp_basis =
-      arguments.text("damp-basis") == "max" ? DampBasis::kMaxDiagonal : DampBasis::kMeanDiagonal;
+  options.damp_basis = *kDampBasisWords.find(arguments.text("damp-basis"));
   for (const std::string& damp : arguments.list("damp-retry")) {
     options.damp_retries.push_back(parse_json(damp, "--damp-retry").as_number());
   }
-  options.act_order = arguments.text("act-order") == "static" ? ActOrder::kStatic : ActOrder::kNone;
+  options.act_order = *kActOrderWords.find(arguments.text("act-order"));
   options.solve_block_size = arguments.integer("solve-block");
   options.propagate = !arguments.flag("no-propagate");
   apply_recipe(find_recipe(arguments.text("recipe")), calibrated, options);
   if (options.grid == GridKind::kQ4K) options.scale_search = ScaleSearch::kHessianGrid;
   if (const auto scales = arguments.optional_text("scales")) {
-    options.scale_search = *scales == "grid" ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
+    options.scale_search = *kScaleSearchWords.find(*scales);
   }
   if (arguments.given("target-alpha")) options.target_alpha = arguments.number("target-alpha");
   if (options.target_alpha == 0.0) options.residual_alpha = 0.0;
@@ -365,15 +364,12 @@ RunOptions read_options(const Arguments& arguments) {
                                  ? kSweepWindows
                                  : arguments.integer("held-out");
   if (const auto what = arguments.optional_text("per-module")) {
-    options.per_module = *what == "alpha" ? PerModule::kAlpha : PerModule::kDamp;
+    options.per_module = kPerModuleWords.find(*what);
   }
-  options.capture =
-      arguments.text("capture") == "layer" ? CaptureMode::kLayer : CaptureMode::kTrueSequential;
+  options.capture = *kCaptureModeWords.find(arguments.text("capture"));
   options.kv_type = *kv_type_from_name(arguments.text("kv-type"));
   options.min_expert_tokens = arguments.integer("min-expert-tokens");
-  options.starved_experts = arguments.text("starved-experts") == "error"
-                                ? StarvedExperts::kError
-                                : StarvedExperts::kRoundToNearest;
+  options.starved_experts = *kStarvedExpertsWords.find(arguments.text("starved-experts"));
   options.activation_memory = arguments.bytes("activation-memory");
   options.spill_folder = arguments.text("spill-dir");
   options.batch_tokens = arguments.integer("batch-tokens");

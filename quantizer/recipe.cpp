@@ -84,12 +84,10 @@ void check_steps(const QuantizeOptions& options, bool calibrated) {
 }
 
 void apply_values(const Json& values, const std::string& source, QuantizeOptions& options) {
-  const auto word = [&](const Json& value, std::string_view first, std::string_view second) {
-    if (value.as_string() == first || value.as_string() == second) {
-      return value.as_string() == second;
-    }
-    throw FormatError("found " + value.dump(0) + ", expected \"" + std::string(first) + "\" or \"" +
-                      std::string(second) + "\"");
+  const auto word = [&](const Json& value, const auto& words) {
+    if (const auto found = words.find(value.as_string())) return *found;
+    throw FormatError("found " + value.dump(0) + ", expected " +
+                      join_words(words.list(), " or ", in_quotes));
   };
   for (const auto& [name, value] : values.as_object()) {
     try {
@@ -100,10 +98,9 @@ void apply_values(const Json& values, const std::string& source, QuantizeOptions
       } else if (name == "damp_percent") {
         options.damp_percent = value.as_number();
       } else if (name == "grid") {
-        options.grid = word(value, "free", "q4_k") ? GridKind::kQ4K : GridKind::kFree;
+        options.grid = word(value, kGridKindWords);
       } else if (name == "scales") {
-        options.scale_search =
-            word(value, "min-max", "grid") ? ScaleSearch::kHessianGrid : ScaleSearch::kMinMax;
+        options.scale_search = word(value, kScaleSearchWords);
       } else if (name == "refit_rounds") {
         options.refit_rounds = static_cast<int>(value.as_integer());
       } else if (name == "descent_passes") {
@@ -132,9 +129,9 @@ Json recipe_json(const QuantizeOptions& options) {
   Json json = Json::object();
   json.set("target_alpha", options.target_alpha)
       .set("residual_alpha", options.residual_alpha)
-      .set("act_order", options.act_order == ActOrder::kStatic ? "static" : "none")
-      .set("grid", options.grid == GridKind::kQ4K ? "q4_k" : "free")
-      .set("scales", options.scale_search == ScaleSearch::kHessianGrid ? "grid" : "min-max")
+      .set("act_order", kActOrderWords.name(options.act_order))
+      .set("grid", kGridKindWords.name(options.grid))
+      .set("scales", kScaleSearchWords.name(options.scale_search))
       .set("refit_rounds", options.refit_rounds)
       .set("descent_passes", options.descent_passes)
       .set("regrid_rounds", options.regrid_rounds);

@@ -173,6 +173,7 @@ std::string overrides_text(const OutputContents& contents) {
 
 std::string command_of(const RunOptions& options, int64_t n_windows, int64_t window_length) {
   const QuantizeOptions& q = options.quantize;
+  const RunOptions defaults;
   std::string text = "assay quantize MODEL";
   const auto add = [&](std::string_view name, const auto& value) {
     text += fmt::format(" --{} {}", name, value);
@@ -204,21 +205,23 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
     add("descent", q.descent_passes);
     add("regrid-rounds", q.regrid_rounds);
     add_number("damp", q.damp_percent);
-    if (q.damp_basis == DampBasis::kMaxDiagonal) add("damp-basis", "max");
+    if (q.damp_basis != defaults.quantize.damp_basis) {
+      add("damp-basis", kDampBasisWords.name(q.damp_basis));
+    }
     for (const double damp : q.damp_retries) add_number("damp-retry", damp);
     if (!q.propagate) text += " --no-propagate";
-    if (options.capture == CaptureMode::kLayer) add("capture", "layer");
-    if (options.kv_type != KvType::kF16) add("kv-type", kv_type_name(options.kv_type));
-    if (options.per_module != PerModule::kNothing) {
-      add("per-module", options.per_module == PerModule::kAlpha ? "alpha" : "damp");
+    if (options.capture != defaults.capture) {
+      add("capture", kCaptureModeWords.name(options.capture));
     }
-    if (options.min_expert_tokens != RunOptions{}.min_expert_tokens) {
+    if (options.kv_type != defaults.kv_type) add("kv-type", kv_type_name(options.kv_type));
+    if (options.per_module) add("per-module", kPerModuleWords.name(*options.per_module));
+    if (options.min_expert_tokens != defaults.min_expert_tokens) {
       add("min-expert-tokens", options.min_expert_tokens);
     }
   }
   add_word("act-order", "act_order");
   for (const std::string& pattern : options.skip) add("skip", shell_word(pattern));
-  if (options.max_shard_bytes != RunOptions{}.max_shard_bytes) {
+  if (options.max_shard_bytes != defaults.max_shard_bytes) {
     add("shard-size", options.max_shard_bytes);
   }
   for (const auto& [name, value] : options.card.as_object()) {

@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "calibrate/dataset.h"
+#include "convert/core/enum_words.h"
 #include "quantizer/quantize.h"
 #include "quantizer/report.h"
 #include "runtime/kv_cache.h"
@@ -19,7 +21,7 @@ enum class CaptureMode : uint8_t {
   kTrueSequential,  // the linears of the layer that come before are quantized, too
   kLayer,           // the layer's own 16-bit weights; each linear runs twice
 };
-std::string_view capture_mode_name(CaptureMode mode);  // "sequential", "layer"
+inline constexpr auto kCaptureModeWords = enum_words<CaptureMode>("sequential", "layer");
 
 /// Values that some modules have instead of the run's.
 struct ModuleValues {
@@ -28,13 +30,15 @@ struct ModuleValues {
 };
 
 /// What is chosen for each linear on the held-out windows, by the distance to the 16-bit output.
-enum class PerModule : uint8_t { kNothing, kAlpha, kDamp };
+enum class PerModule : uint8_t { kAlpha, kDamp };
+inline constexpr auto kPerModuleWords = enum_words<PerModule>("alpha", "damp");
 
 /// What becomes of experts that the router sent too few calibration tokens to.
 enum class StarvedExperts : uint8_t {
   kRoundToNearest,  // without calibration; listed in the report
   kError,           // the run ends
 };
+inline constexpr auto kStarvedExpertsWords = enum_words<StarvedExperts>("rtn", "error");
 
 /// One run of `assay quantize`.
 struct RunOptions {
@@ -46,7 +50,7 @@ struct RunOptions {
       {};  // modules that stay in 16 bits; '*' stands for any characters
 
   std::vector<ModuleValues> overrides = {};  // later ones go before earlier ones
-  PerModule per_module = PerModule::kNothing;
+  std::optional<PerModule> per_module = {};
 
   std::string calibration = {};  // file; may be empty for algorithms that need none
   DatasetOptions dataset = {};

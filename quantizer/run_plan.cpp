@@ -168,7 +168,7 @@ void override_options(const RunOptions& options, RunPlan& plan) {
 }
 
 void check_held_out(const RunOptions& options, const RunPlan& plan) {
-  if (options.per_module != PerModule::kNothing && options.held_out_windows == 0) {
+  if (options.per_module && options.held_out_windows == 0) {
     throw UsageError("--per-module chooses on held-out windows: use --held-out N");
   }
   if (options.held_out_windows == 0) return;
@@ -200,10 +200,6 @@ bool RunPlan::two_streams() const {
   return calibrated && std::any_of(options.begin(), options.end(), [](const QuantizeOptions& each) {
            return each.target_alpha != 0.0;
          });
-}
-
-std::string_view capture_mode_name(CaptureMode mode) {
-  return mode == CaptureMode::kLayer ? "layer" : "sequential";
 }
 
 LinearShape RunPlan::shape(int matrix) const {

@@ -1,7 +1,6 @@
 #include "runtime/kv_cache.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
 
 #include "convert/core/error.h"
@@ -10,8 +9,6 @@
 
 namespace assay {
 namespace {
-
-constexpr std::array<std::string_view, 3> kNames = {"f16", "bf16", "f32"};
 
 /// Bytes of K and V of one layer.
 uint64_t layer_bytes(const CacheLayerSpec& layer, KvType type, int n_sequences, int64_t rows) {
@@ -25,14 +22,9 @@ uint64_t layer_bytes(const CacheLayerSpec& layer, KvType type, int n_sequences, 
 
 }  // namespace
 
-std::string_view kv_type_name(KvType type) { return kNames[static_cast<size_t>(type)]; }
+std::string_view kv_type_name(KvType type) { return kKvTypeWords.name(type); }
 
-std::optional<KvType> kv_type_from_name(std::string_view name) {
-  for (size_t i = 0; i < kNames.size(); ++i) {
-    if (kNames[i] == name) return static_cast<KvType>(i);
-  }
-  return std::nullopt;
-}
+std::optional<KvType> kv_type_from_name(std::string_view name) { return kKvTypeWords.find(name); }
 
 uint64_t kv_type_bytes(KvType type) { return type == KvType::kF32 ? 4 : 2; }
 

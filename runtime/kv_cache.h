@@ -7,11 +7,13 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/core/enum_words.h"
 #include "runtime/program.h"
 
 namespace assay {
 
 enum class KvType : uint8_t { kF16, kBF16, kF32 };
+inline constexpr auto kKvTypeWords = enum_words<KvType>("f16", "bf16", "f32");
 std::string_view kv_type_name(KvType type);
 std::optional<KvType> kv_type_from_name(std::string_view name);
 /// Bytes of one element.

@@ -22,7 +22,7 @@ std::vector<Option> model_run_options() {
        .help = "Number type of the KV cache. It is part of the arithmetic: other types give other "
                "bits.",
        .group = "Run",
-       .choices = {"f16", "bf16", "f32"}},
+       .choices = kKvTypeWords.list()},
       {.name = "context",
        .short_name = 'c',
        .kind = ValueKind::kInteger,

@@ -24,12 +24,6 @@ std::optional<double> optional_number(const Arguments& arguments, std::string_vi
   return arguments.number(name);
 }
 
-KvType kv_type_of(const std::string& name) {
-  const auto type = kv_type_from_name(name);
-  if (!type) throw UsageError(fmt::format("--kv-type {}: expected f16, bf16 or f32", name));
-  return *type;
-}
-
 void stop_if_asked() {
   if (stop_requested()) throw StoppedError("stopped; nothing was written");
 }
@@ -48,7 +42,7 @@ TokenPlanOptions token_options(const Arguments& arguments) {
 EquivalenceOptions equivalence_options(const Arguments& arguments) {
   EquivalenceOptions options;
   options.tokens = token_options(arguments);
-  if (arguments.given("kv-type")) options.kv_type = kv_type_of(arguments.text("kv-type"));
+  if (arguments.given("kv-type")) options.kv_type = kv_type_from_name(arguments.text("kv-type"));
   options.device = arguments.text("device");
   options.n_new_tokens = arguments.integer("new-tokens");
   if (const std::string policy = arguments.text("policy"); policy != "auto") {
@@ -165,8 +159,9 @@ ExitCode run_write_reference(const Arguments& arguments, Terminal& terminal) {
   WriteReferenceOptions options = reference_options(arguments, *checkpoint);
   add_text_windows(arguments, *checkpoint, options);
   ExecutorOptions executor_options;
-  executor_options.kv_type =
-      arguments.given("kv-type") ? kv_type_of(arguments.text("kv-type")) : KvType::kF16;
+  if (arguments.given("kv-type")) {
+    executor_options.kv_type = *kv_type_from_name(arguments.text("kv-type"));
+  }
   executor_options.context = context_of(options);
   const auto executor = open_device(arguments.text("device"))->load(checkpoint, executor_options);
   WrittenReference written;
@@ -255,7 +250,7 @@ std::vector<Option> options() {
        .value_name = "TYPE",
        .help = "Type of cached keys and values. Default: the bundle's, else f16.",
        .group = "Run",
-       .choices = {"f16", "bf16", "f32"}},
+       .choices = kKvTypeWords.list()},
       {.name = "device",
        .value_name = "DEVICE",
        .default_value = "cpu",
