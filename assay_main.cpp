@@ -19,8 +19,8 @@ void set_isa(const std::string& name) {
 /// declared in its folder's commands.h, and one row here.
 int main(int argc, char** argv) {
   const assay::cli::Command* const commands[] = {
-      &assay::quantize_command(),
-      &assay::calibrate_command(),
+      &assay::cli::quantize_command(),
+      &assay::cli::calibrate_command(),
       &assay::cli::convert_command(),
       &assay::cli::inspect_command(),
       &assay::cli::generate_command(),

@@ -11,13 +11,13 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 
-namespace assay {
+namespace assay::cli {
 namespace {
 
 /// Runs the model on the windows and writes the importance matrix; its SHA-256.
 std::string write_matrix(const std::shared_ptr<const Checkpoint>& checkpoint,
-                         const TokenWindows& windows, const cli::Arguments& arguments,
-                         cli::Terminal& terminal) {
+                         const TokenWindows& windows, const Arguments& arguments,
+                         Terminal& terminal) {
   namespace fs = std::filesystem;
   const std::string path = arguments.text("imatrix-out");
   const std::string parent = fs::path(path).parent_path().string();
@@ -30,7 +30,7 @@ std::string write_matrix(const std::shared_ptr<const Checkpoint>& checkpoint,
                           .activation_memory = arguments.bytes("activation-memory"),
                           .spill_folder = folder,
                           .progress = [&](double share, const std::string& label) {
-                            if (cli::stop_requested())
+                            if (stop_requested())
                               throw StoppedError("stopped; nothing was written");
                             progress->update(share, label);
                           }});
@@ -38,7 +38,7 @@ std::string write_matrix(const std::shared_ptr<const Checkpoint>& checkpoint,
   return write_importance(path, source).sha256;
 }
 
-ExitCode run_calibrate(const cli::Arguments& arguments, cli::Terminal& terminal) {
+ExitCode run_calibrate(const Arguments& arguments, Terminal& terminal) {
   const std::string model = arguments.text("MODEL");
   const std::string out = arguments.text("out");
   const std::string matrix = arguments.text("imatrix-out");
@@ -61,7 +61,7 @@ ExitCode run_calibrate(const cli::Arguments& arguments, cli::Terminal& terminal)
       .set("token_ids_sha256", windows.sha256())
       .set("bos_id", windows.bos_id ? Json(static_cast<int64_t>(*windows.bos_id)) : Json());
   if (!terminal.json()) {
-    terminal.log(cli::LogLevel::kInfo,
+    terminal.log(LogLevel::kInfo,
                  fmt::format("{} windows of {} tokens, {} tokens in all, SHA-256 of the ids {}",
                              windows.n_windows, windows.window_length, windows.n_tokens(),
                              windows.sha256()));
@@ -84,10 +84,10 @@ ExitCode run_calibrate(const cli::Arguments& arguments, cli::Terminal& terminal)
   return ExitCode::kDone;
 }
 
-std::vector<cli::Option> options() {
-  std::vector<cli::Option> all = {
+std::vector<Option> options() {
+  std::vector<Option> all = {
       {.name = "data",
-       .kind = cli::ValueKind::kPath,
+       .kind = ValueKind::kPath,
        .value_name = "FILE",
        .help = "Calibration data: text, .jsonl (text, messages or input_ids per line), .npy or "
                ".safetensors with ids.",
@@ -95,14 +95,14 @@ std::vector<cli::Option> options() {
        .required = true},
       {.name = "out",
        .short_name = 'o',
-       .kind = cli::ValueKind::kPath,
+       .kind = ValueKind::kPath,
        .value_name = "FILE",
        .help = "Token file to write: .safetensors or .npy.",
        .group = "Output",
        .writes = true,
        .replaceable = ".npy"},
       {.name = "imatrix-out",
-       .kind = cli::ValueKind::kPath,
+       .kind = ValueKind::kPath,
        .value_name = "FILE",
        .help = "Run the model on the windows and write an importance matrix (GGUF, as of "
                "llama-imatrix) for assay convert --imatrix.",
@@ -116,21 +116,21 @@ std::vector<cli::Option> options() {
        .group = "Importance matrix",
        .choices = kKvTypeWords.list()},
       {.name = "activation-memory",
-       .kind = cli::ValueKind::kBytes,
+       .kind = ValueKind::kBytes,
        .value_name = "SIZE",
        .default_value = "1152MiB",
        .help = "Memory for activations in that run; more goes to disk beside the file. Results do "
                "not depend on it.",
        .group = "Importance matrix"},
   };
-  for (cli::Option& option : dataset_options()) all.push_back(std::move(option));
+  for (Option& option : dataset_options()) all.push_back(std::move(option));
   return all;
 }
 
 }  // namespace
 
-const cli::Command& calibrate_command() {
-  static const cli::Command command = {
+const Command& calibrate_command() {
+  static const Command command = {
       .name = "calibrate",
       .brief = "Turn text into token windows, and into an importance matrix",
       .description =
@@ -155,4 +155,4 @@ const cli::Command& calibrate_command() {
   return command;
 }
 
-}  // namespace assay
+}  // namespace assay::cli

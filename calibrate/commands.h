@@ -2,8 +2,8 @@
 
 #include "convert/cli/command.h"
 
-namespace assay {
+namespace assay::cli {
 
-const cli::Command& calibrate_command();  // calibrate_main.cpp
+const Command& calibrate_command();  // calibrate_main.cpp
 
-}  // namespace assay
+}  // namespace assay::cli

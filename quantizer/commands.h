@@ -2,8 +2,8 @@
 
 #include "convert/cli/command.h"
 
-namespace assay {
+namespace assay::cli {
 
-const cli::Command& quantize_command();  // quantize_main.cpp
+const Command& quantize_command();  // quantize_main.cpp
 
-}  // namespace assay
+}  // namespace assay::cli

@@ -15,13 +15,8 @@
 #include "quantizer/sweep.h"
 #include "runtime/host_memory.h"
 
-namespace assay {
+namespace assay::cli {
 namespace {
-
-using cli::Arguments;
-using cli::LogLevel;
-using cli::Terminal;
-using cli::ValueKind;
 
 struct Scheme {
   std::string_view name;
@@ -41,8 +36,8 @@ std::string described(const List& list) {
       list, " ", [](const auto& row) { return fmt::format("{}: {}.", row.name, row.description); });
 }
 
-std::vector<cli::Option> options() {
-  std::vector<cli::Option> all = {
+std::vector<Option> options() {
+  std::vector<Option> all = {
       {.name = "calibration",
        .kind = ValueKind::kPath,
        .value_name = "FILE",
@@ -296,7 +291,7 @@ std::vector<cli::Option> options() {
        .expert = true,
        .minimum = 1},
   };
-  for (cli::Option& option : dataset_options()) all.push_back(std::move(option));
+  for (Option& option : dataset_options()) all.push_back(std::move(option));
   return all;
 }
 
@@ -443,7 +438,7 @@ class RunView {
             .on_progress = [this](double done, double total,
                                   std::string_view label) { advance(done, total, label); },
             .on_note = [this](std::string_view note) { terminal_.log(LogLevel::kInfo, note); },
-            .stop_requested = [] { return cli::stop_requested(); }};
+            .stop_requested = [] { return stop_requested(); }};
   }
   void finish() { progress_.reset(); }
 
@@ -463,7 +458,7 @@ class RunView {
   }
 
   Terminal& terminal_;
-  std::unique_ptr<cli::Progress> progress_;
+  std::unique_ptr<Progress> progress_;
   double total_ = 0.0;
   bool heading_shown_ = false;
 };
@@ -541,8 +536,8 @@ ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
 
 }  // namespace
 
-const cli::Command& quantize_command() {
-  static const cli::Command command = {
+const Command& quantize_command() {
+  static const Command command = {
       .name = "quantize",
       .brief = "Quantize the linears of a model to 3, 4 or 8 bits",
       .description =
@@ -570,4 +565,4 @@ const cli::Command& quantize_command() {
   return command;
 }
 
-}  // namespace assay
+}  // namespace assay::cli
