@@ -8,6 +8,7 @@
 #include "quantizer/factor.h"
 #include "quantizer/held_out.h"
 #include "quantizer/layer_solver.h"
+#include "quantizer/refine.h"
 #include "runtime/cpu_executor.h"
 
 namespace assay {
@@ -224,7 +225,7 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
       // Losses; the target's three products; the two of the rows that are refined, and about as
       // much again for what moves.
       const double products =
-          3.0 + (plan.two_streams() ? 3.0 : 0.0) + (plan.quantize.refit_rounds > 0 ? 3.0 : 0.0);
+          3.0 + (plan.two_streams() ? 3.0 : 0.0) + (refines(plan.quantize) ? 3.0 : 0.0);
       cost.solve += rows * n * n / 2.0 / rates.columns +
                     rows * n * (products * n + candidates * group) / rates.quadratic;
     }

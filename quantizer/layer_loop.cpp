@@ -32,6 +32,14 @@ HessianFactor make_factor(const Hessian& hessian, const QuantizeOptions& options
                      " tokens); there is nothing to calibrate with");
 }
 
+// The values that trials differ in.
+Json choice_json(const QuantizeOptions& options) {
+  return Json::object()
+      .set("target_alpha", options.target_alpha)
+      .set("residual_alpha", options.residual_alpha)
+      .set("damp_percent", options.damp_percent);
+}
+
 // H, D and E of one stop.
 class StopProducts {
  public:
@@ -375,11 +383,7 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
       LinearTrial trial = try_linear(plan_, matrix, options, calibration, held_out);
       report.seconds.solve += seconds_since(begin);
       if (held_out != nullptr) {
-        tried.push(Json::object()
-                       .set("target_alpha", options.target_alpha)
-                       .set("residual_alpha", options.residual_alpha)
-                       .set("damp_percent", options.damp_percent)
-                       .set("held_out_distance", *trial.held_out_distance));
+        tried.push(choice_json(options).set("held_out_distance", *trial.held_out_distance));
         if (best && !(*trial.held_out_distance < *best->held_out_distance)) continue;
       }
       best = std::move(trial);
@@ -389,11 +393,7 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
     solved_.push_back(finish_linear(plan_, matrix, *best, n_tokens, want_packed));
     SolvedLinear& solved = solved_.back();
     if (held_out != nullptr) {
-      solved.report.choice = Json::object()
-                                 .set("target_alpha", best->options.target_alpha)
-                                 .set("residual_alpha", best->options.residual_alpha)
-                                 .set("damp_percent", best->options.damp_percent)
-                                 .set("tried", tried);
+      solved.report.choice = choice_json(best->options).set("tried", tried);
     }
     if (want_packed) weights_.matrices[static_cast<size_t>(matrix)] = std::move(solved.packed);
     report.modules.push_back(solved.report);

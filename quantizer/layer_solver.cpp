@@ -12,6 +12,7 @@
 #include "quantizer/loss.h"
 #include "quantizer/q4_k_grid.h"
 #include "quantizer/quantize_linear.h"
+#include "quantizer/recipe.h"
 #include "quantizer/refine.h"
 #include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
@@ -57,9 +58,7 @@ double held_out_distance(const LayerProblem& problem, const QuantizeOptions& opt
 /// Round to nearest, with nothing that looks at activations.
 QuantizeOptions uncalibrated(QuantizeOptions options) {
   options.algorithm = "rtn";
-  options.scale_search = ScaleSearch::kMinMax;
-  options.target_alpha = options.residual_alpha = 0.0;
-  options.refit_rounds = options.descent_passes = options.regrid_rounds = 0;
+  apply_recipe(find_recipe("plain"), false, options);
   return options;
 }
 

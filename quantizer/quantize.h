@@ -87,13 +87,32 @@ struct LayerProblem {
   const CrossProduct* residual_drift = nullptr;
 };
 
-/// (W* − Ŵ)(H + λI)(W* − Ŵ)^T after each step, summed over rows: what the steps brought.
+/// (W* − Ŵ)(H + λI)(W* − Ŵ)^T, summed over rows: what the algorithm left and the steps after it
+/// brought. A new step is a member and a row of kStepGains.
 struct StepLosses {
   double column_loop = 0.0;
   double refit = 0.0;    // the sum of what all refits took away
   double descent = 0.0;  // likewise
   double regrid = 0.0;   // likewise
+
+  StepLosses& operator+=(const StepLosses& other);
 };
+
+struct StepGain {
+  std::string_view name;
+  double StepLosses::*gain;
+};
+inline constexpr StepGain kStepGains[] = {
+    {"refit", &StepLosses::refit},
+    {"descent", &StepLosses::descent},
+    {"regrid", &StepLosses::regrid},
+};
+
+inline StepLosses& StepLosses::operator+=(const StepLosses& other) {
+  column_loop += other.column_loop;
+  for (const StepGain& step : kStepGains) this->*step.gain += other.*step.gain;
+  return *this;
+}
 
 /// Grid and codes of a quantized linear: w = scale · (code − zero).
 struct LayerResult {

@@ -104,14 +104,6 @@ std::vector<Option> options() {
        .help = "Columns that share a scale; -1: whole rows. --grid q4_k: 32 unless given.",
        .group = "Quantization",
        .minimum = -1},
-      {.name = "grid",
-       .value_name = "KIND",
-       .default_value = "free",
-       .help =
-           "Scales and zero points a group can have: any, or those whose codes move into GGUF's "
-           "Q4_K unchanged (q4_k; 4 bits, columns in multiples of 256).",
-       .group = "Quantization",
-       .choices = kGridKindWords.list()},
       {.name = "algorithm",
        .value_name = "NAME",
        .default_value = "gptq",
@@ -125,44 +117,6 @@ std::vector<Option> options() {
                " The options below change single steps.",
        .group = "Recipe",
        .choices = names_of(all_recipes())},
-      {.name = "scales",
-       .value_name = "HOW",
-       .help = "Range of each group: min-max, or the best of 21 by its Hessian (grid).",
-       .group = "Recipe",
-       .choices = kScaleSearchWords.list()},
-      {.name = "target-alpha",
-       .kind = ValueKind::kNumber,
-       .value_name = "X",
-       .help = "How far each linear makes good what the linears before it changed, 0 to 1: a "
-               "16-bit stream of activations runs beside the quantized one. 0: one stream.",
-       .group = "Recipe",
-       .minimum = 0},
-      {.name = "residual-alpha",
-       .kind = ValueKind::kNumber,
-       .value_name = "X",
-       .help = "The same for what a linear's output is added to, where nothing stands between. "
-               "Needs --target-alpha above 0.",
-       .group = "Recipe",
-       .minimum = 0},
-      {.name = "refit-rounds",
-       .kind = ValueKind::kInteger,
-       .value_name = "N",
-       .help = "Rounds that fit the scales again once the codes are known.",
-       .group = "Recipe",
-       .minimum = 0},
-      {.name = "descent",
-       .kind = ValueKind::kInteger,
-       .value_name = "N",
-       .help = "Passes over the codes, one at a time to its best value, in each round.",
-       .group = "Recipe",
-       .minimum = 0},
-      {.name = "regrid-rounds",
-       .kind = ValueKind::kInteger,
-       .value_name = "N",
-       .help = "First rounds in which each group gets scale, zero point and codes anew, given the "
-               "other groups.",
-       .group = "Recipe",
-       .minimum = 0},
       {.name = "per-module",
        .value_name = "WHAT",
        .help = "Choose target-alpha (0.25 to 1) or damp (0.1 to 10 times) for each linear, by the "
@@ -175,29 +129,14 @@ std::vector<Option> options() {
        .help =
            "Quantize with each candidate of a JSON file, rank them by their divergence from "
            "the model on the held-out windows, and write the best. {\"candidates\": [{\"name\": "
-           "\"a\", \"modules\": [\"*down_proj\"], \"damp_percent\": 0.03}, ...]}; values: "
-           "target_alpha, residual_alpha, damp_percent, grid, scales, refit_rounds, "
-           "descent_passes, regrid_rounds.",
+           "\"a\", \"modules\": [\"*down_proj\"], \"damp_percent\": 0.03}, ...]}; values: " +
+           join_words(module_value_names()) + ".",
        .group = "Recipe"},
       {.name = "measure-plain",
        .kind = ValueKind::kFlag,
        .help = "Report the loss of the plain recipe beside each linear's own.",
        .group = "Recipe",
        .expert = true},
-      {.name = "act-order",
-       .value_name = "HOW",
-       .default_value = "static",
-       .help = "Order in which columns are decided: by their diagonal of the Hessian (static; "
-               "groups stay as they are), or as they stand (none).",
-       .group = "Quantization",
-       .choices = kActOrderWords.list()},
-      {.name = "damp",
-       .kind = ValueKind::kNumber,
-       .value_name = "X",
-       .default_value = "0.01",
-       .help = "Added to the Hessian's diagonal, as a part of --damp-basis.",
-       .group = "Quantization",
-       .minimum = 0},
       {.name = "damp-basis",
        .value_name = "WHAT",
        .default_value = "mean",
@@ -291,6 +230,12 @@ std::vector<Option> options() {
        .expert = true,
        .minimum = 1},
   };
+  auto place = std::find_if(all.begin(), all.end(),
+                            [](const Option& option) { return option.name == "recipe"; });
+  for (const RecipeValue& value : recipe_values()) {
+    place = all.insert(place + 1, value.option);
+    if (value.best.is_null()) place->default_value = value.text(QuantizeOptions());
+  }
   for (Option& option : dataset_options()) all.push_back(std::move(option));
   return all;
 }
@@ -304,38 +249,25 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
     options.symmetric = known.symmetric;
   }
   options.algorithm = arguments.text("algorithm");
-  options.grid = *kGridKindWords.find(arguments.text("grid"));
-  options.group_size = options.grid == GridKind::kQ4K && !arguments.given("group-size")
-                           ? 32
-                           : arguments.integer("group-size");
-  options.damp_percent = arguments.number("damp");
   options.damp_basis = *kDampBasisWords.find(arguments.text("damp-basis"));
   for (const std::string& damp : arguments.list("damp-retry")) {
     options.damp_retries.push_back(parse_json(damp, "--damp-retry").as_number());
   }
-  options.act_order = *kActOrderWords.find(arguments.text("act-order"));
   options.solve_block_size = arguments.integer("solve-block");
   options.propagate = !arguments.flag("no-propagate");
   apply_recipe(find_recipe(arguments.text("recipe")), calibrated, options);
-  if (options.grid == GridKind::kQ4K) options.scale_search = ScaleSearch::kHessianGrid;
-  if (const auto scales = arguments.optional_text("scales")) {
-    options.scale_search = *kScaleSearchWords.find(*scales);
+  Json given = Json::object();
+  for (const RecipeValue& value : recipe_values()) {
+    const std::string& option = value.option.name;
+    if (arguments.given(option)) given.set(value.name, arguments.value_to_json(option));
   }
-  if (arguments.given("target-alpha")) options.target_alpha = arguments.number("target-alpha");
-  if (options.target_alpha == 0.0) options.residual_alpha = 0.0;
-  if (arguments.given("residual-alpha")) {
-    options.residual_alpha = arguments.number("residual-alpha");
+  set_values(given, "command line", options);
+  if (options.grid == GridKind::kQ4K && !arguments.given("scales")) {
+    options.scale_search = ScaleSearch::kHessianGrid;
   }
-  if (arguments.given("refit-rounds")) {
-    options.refit_rounds = static_cast<int>(arguments.integer("refit-rounds"));
-  }
-  if (arguments.given("descent")) {
-    options.descent_passes = static_cast<int>(arguments.integer("descent"));
-  }
-  options.regrid_rounds = std::min(options.regrid_rounds, options.refit_rounds);
-  if (arguments.given("regrid-rounds")) {
-    options.regrid_rounds = static_cast<int>(arguments.integer("regrid-rounds"));
-  }
+  options.group_size = options.grid == GridKind::kQ4K && !arguments.given("group-size")
+                           ? 32
+                           : arguments.integer("group-size");
   options.measure_plain = arguments.flag("measure-plain");
   return options;
 }

@@ -1,25 +1,161 @@
 #include "quantizer/recipe.h"
 
 #include <algorithm>
-#include <string>
+#include <type_traits>
 #include <vector>
 
+#include "convert/cli/option_table.h"
 #include "convert/core/error.h"
 #include "convert/core/words.h"
 
 namespace assay {
 namespace {
 
+using cli::ValueKind;
+
+template <auto kMember>
+constexpr RecipeValue::Access number() {
+  return {[](const QuantizeOptions& options) { return Json(options.*kMember); },
+          [](QuantizeOptions& options, const Json& value) {
+            using Number = std::decay_t<decltype(options.*kMember)>;
+            if constexpr (std::is_integral_v<Number>) {
+              options.*kMember = static_cast<Number>(value.as_integer());
+            } else {
+              options.*kMember = value.as_number();
+            }
+          }};
+}
+
+template <auto kMember, const auto& kWords>
+constexpr RecipeValue::Access word() {
+  return {[](const QuantizeOptions& options) { return Json(kWords.name(options.*kMember)); },
+          [](QuantizeOptions& options, const Json& value) {
+            const auto found = kWords.find(value.as_string());
+            if (!found) {
+              throw FormatError("found " + value.dump(0) + ", expected " +
+                                join_words(kWords.list(), " or ", in_quotes));
+            }
+            options.*kMember = *found;
+          }};
+}
+
+std::vector<RecipeValue> make_values() {
+  return {
+      {.name = "target_alpha",
+       .option = {.name = "target-alpha",
+                  .kind = ValueKind::kNumber,
+                  .value_name = "X",
+                  .help = "How far each linear makes good what the linears before it changed: a "
+                          "16-bit stream of activations runs beside the quantized one. 0: one "
+                          "stream.",
+                  .group = "Recipe",
+                  .minimum = 0,
+                  .maximum = 1},
+       .access = number<&QuantizeOptions::target_alpha>(),
+       .best = 0.75,
+       .off = 0.0,
+       .needs = Needs::kTwoStreams},
+      {.name = "residual_alpha",
+       .option = {.name = "residual-alpha",
+                  .kind = ValueKind::kNumber,
+                  .value_name = "X",
+                  .help = "The same for what a linear's output is added to, where nothing stands "
+                          "between. Needs --target-alpha above 0.",
+                  .group = "Recipe",
+                  .minimum = 0,
+                  .maximum = 1},
+       .access = number<&QuantizeOptions::residual_alpha>(),
+       .best = 0.75,
+       .off = 0.0,
+       .needs = Needs::kTwoStreams,
+       .fit =
+           [](QuantizeOptions& options) {
+             if (options.target_alpha == 0.0) options.residual_alpha = 0.0;
+           }},
+      {.name = "act_order",
+       .option = {.name = "act-order",
+                  .value_name = "HOW",
+                  .help = "Order in which columns are decided: by their diagonal of the Hessian "
+                          "(static; groups stay as they are), or as they stand (none).",
+                  .group = "Quantization",
+                  .choices = kActOrderWords.list()},
+       .access = word<&QuantizeOptions::act_order, kActOrderWords>(),
+       .per_module = false},
+      {.name = "grid",
+       .option = {.name = "grid",
+                  .value_name = "KIND",
+                  .help = "Scales and zero points a group can have: any, or those whose codes move "
+                          "into GGUF's Q4_K unchanged (q4_k; 4 bits, columns in multiples of 256).",
+                  .group = "Quantization",
+                  .choices = kGridKindWords.list()},
+       .access = word<&QuantizeOptions::grid, kGridKindWords>(),
+       .off = "free",
+       .needs = Needs::kCalibration},
+      {.name = "scales",
+       .option = {.name = "scales",
+                  .value_name = "HOW",
+                  .help = "Range of each group: min-max, or the best of 21 by its Hessian (grid).",
+                  .group = "Recipe",
+                  .choices = kScaleSearchWords.list()},
+       .access = word<&QuantizeOptions::scale_search, kScaleSearchWords>(),
+       .best = "grid",
+       .off = "min-max",
+       .needs = Needs::kCalibration},
+      {.name = "refit_rounds",
+       .option = {.name = "refit-rounds",
+                  .kind = ValueKind::kInteger,
+                  .value_name = "N",
+                  .help = "Rounds that fit the scales again once the codes are known.",
+                  .group = "Recipe",
+                  .minimum = 0},
+       .access = number<&QuantizeOptions::refit_rounds>(),
+       .best = 3,
+       .off = 0,
+       .needs = Needs::kSteps},
+      {.name = "descent_passes",
+       .option = {.name = "descent",
+                  .kind = ValueKind::kInteger,
+                  .value_name = "N",
+                  .help = "Passes over the codes, one at a time to its best value, in each round.",
+                  .group = "Recipe",
+                  .minimum = 0},
+       .access = number<&QuantizeOptions::descent_passes>(),
+       .best = 1,
+       .off = 0,
+       .needs = Needs::kSteps},
+      {.name = "regrid_rounds",
+       .option = {.name = "regrid-rounds",
+                  .kind = ValueKind::kInteger,
+                  .value_name = "N",
+                  .help = "First rounds in which each group gets scale, zero point and codes anew, "
+                          "given the other groups.",
+                  .group = "Recipe",
+                  .minimum = 0},
+       .access = number<&QuantizeOptions::regrid_rounds>(),
+       .best = 1,
+       .off = 0,
+       .needs = Needs::kSteps,
+       .fit =
+           [](QuantizeOptions& options) {
+             options.regrid_rounds = std::min(options.regrid_rounds, options.refit_rounds);
+           }},
+      {.name = "damp_percent",
+       .option = {.name = "damp",
+                  .kind = ValueKind::kNumber,
+                  .value_name = "X",
+                  .help = "Added to the Hessian's diagonal, as a part of --damp-basis.",
+                  .group = "Quantization",
+                  .minimum = 0},
+       .access = number<&QuantizeOptions::damp_percent>(),
+       .needs = Needs::kCalibration,
+       .in_recipe_json = false},
+  };
+}
+
 constexpr Recipe kRecipes[] = {
-    {.name = "best",
-     .description = "all that bring the result nearer to the model, in about three times the time",
-     .scale_search = ScaleSearch::kHessianGrid,
-     .target_alpha = 0.75,
-     .residual_alpha = 0.75,
-     .refit_rounds = 3,
-     .descent_passes = 1,
-     .regrid_rounds = 1},
-    {.name = "plain", .description = "none, and min-max scales"},
+    {"best", "all that bring the result nearer to the model, in about three times the time",
+     &RecipeValue::best},
+    {"plain", "none, and min-max scales", &RecipeValue::off},
 };
 
 /// "--algorithm gptq"
@@ -31,110 +167,119 @@ std::string algorithms_with_steps() {
   return "--algorithm " + join_words(names, " or ");
 }
 
-void check_alpha(const std::string& name, double alpha) {
-  if (alpha >= 0.0 && alpha <= 1.0) return;
-  throw UsageError(name + ": found " + Json(alpha).dump(0) + ", expected a number from 0 to 1");
+bool has(Needs needs, const QuantizeOptions& options, bool calibrated) {
+  if (needs >= Needs::kCalibration && !calibrated) return false;
+  if (needs >= Needs::kSteps && !find_algorithm(options.algorithm).takes_steps) return false;
+  return needs < Needs::kTwoStreams || options.propagate;
+}
+
+[[noreturn]] void refuse(const RecipeValue& value, const QuantizeOptions& options) {
+  const std::string option = "--" + value.option.name;
+  const std::string without =
+      option + " " + (value.off.is_string() ? value.off.as_string() : value.off.dump(0));
+  switch (value.needs) {
+    case Needs::kTwoStreams:
+      throw UsageError(option + " needs two streams of activations: use " +
+                       algorithms_with_steps() +
+                       " with calibration data and without --no-propagate, or " + without);
+    case Needs::kSteps:
+      throw UsageError(option + " needs " + algorithms_with_steps() +
+                       " with calibration data; or use " + without);
+    default:
+      throw UsageError(option + " " + value.text(options) +
+                       " needs calibration data; add --calibration FILE, or use " + without);
+  }
+}
+
+void check_range(const RecipeValue& value, const QuantizeOptions& options) {
+  const Json found = value.get(options);
+  if (!found.is_number()) return;
+  const double number = found.as_number();
+  const bool above = !value.option.minimum || number >= *value.option.minimum;
+  const bool below = !value.option.maximum || number <= *value.option.maximum;
+  if (above && below) return;
+  throw UsageError("--" + value.option.name + ": found " + found.dump(0) + ", expected " +
+                   cli::expected_value(value.option));
 }
 
 }  // namespace
+
+std::string RecipeValue::text(const QuantizeOptions& options) const {
+  const Json value = get(options);
+  return value.is_string() ? value.as_string() : value.dump(0);
+}
+
+std::span<const RecipeValue> recipe_values() {
+  static const std::vector<RecipeValue> values = make_values();
+  return values;
+}
 
 std::span<const Recipe> all_recipes() { return kRecipes; }
 
 const Recipe& find_recipe(std::string_view name) { return find_by_name(kRecipes, "recipe", name); }
 
 void apply_recipe(const Recipe& recipe, bool calibrated, QuantizeOptions& options) {
-  options.scale_search = calibrated ? recipe.scale_search : ScaleSearch::kMinMax;
-  const bool has_steps = calibrated && find_algorithm(options.algorithm).takes_steps;
-  options.target_alpha = has_steps && options.propagate ? recipe.target_alpha : 0.0;
-  options.residual_alpha = options.target_alpha != 0.0 ? recipe.residual_alpha : 0.0;
-  options.refit_rounds = has_steps ? recipe.refit_rounds : 0;
-  options.descent_passes = has_steps ? recipe.descent_passes : 0;
-  options.regrid_rounds = has_steps ? recipe.regrid_rounds : 0;
+  for (const RecipeValue& value : recipe_values()) {
+    if (value.best.is_null()) continue;
+    value.access.set(options,
+                     has(value.needs, options, calibrated) ? value.*recipe.value : value.off);
+  }
 }
 
-void check_steps(const QuantizeOptions& options, bool calibrated) {
-  if (!(options.damp_percent >= 0.0)) {
-    throw UsageError("damping: found " + Json(options.damp_percent).dump(0) +
-                     ", expected a number from 0 on");
-  }
-  for (const int rounds : {options.refit_rounds, options.descent_passes, options.regrid_rounds}) {
-    if (rounds >= 0) continue;
-    throw UsageError("rounds: found " + std::to_string(rounds) + ", expected 0 or more");
-  }
-  check_alpha("target alpha", options.target_alpha);
-  check_alpha("residual alpha", options.residual_alpha);
+void check_recipe_values(const QuantizeOptions& options, bool calibrated) {
+  for (const RecipeValue& value : recipe_values()) check_range(value, options);
   if (options.residual_alpha != 0.0 && options.target_alpha == 0.0) {
     throw UsageError("--residual-alpha needs two streams of activations, --target-alpha above 0");
   }
   if (options.regrid_rounds > options.refit_rounds) {
-    throw UsageError("regrid rounds: found " + std::to_string(options.regrid_rounds) +
+    throw UsageError("--regrid-rounds: found " + std::to_string(options.regrid_rounds) +
                      ", expected at most the refit rounds, " +
                      std::to_string(options.refit_rounds));
   }
-  const bool has_steps = calibrated && find_algorithm(options.algorithm).takes_steps;
-  if (options.target_alpha != 0.0 && !(has_steps && options.propagate)) {
-    throw UsageError("--target-alpha needs two streams of activations: use " +
-                     algorithms_with_steps() +
-                     " with calibration data and without --no-propagate, or --target-alpha 0");
-  }
-  if (options.refit_rounds > 0 && !has_steps) {
-    throw UsageError("--refit-rounds needs " + algorithms_with_steps() +
-                     " with calibration data; or use --refit-rounds 0");
+  for (const RecipeValue& value : recipe_values()) {
+    if (value.off.is_null() || value.get(options) == value.off) continue;
+    if (!has(value.needs, options, calibrated)) refuse(value, options);
   }
 }
 
-void apply_values(const Json& values, const std::string& source, QuantizeOptions& options) {
-  const auto word = [&](const Json& value, const auto& words) {
-    if (const auto found = words.find(value.as_string())) return *found;
-    throw FormatError("found " + value.dump(0) + ", expected " +
-                      join_words(words.list(), " or ", in_quotes));
-  };
-  for (const auto& [name, value] : values.as_object()) {
+void set_values(const Json& values, const std::string& source, QuantizeOptions& options) {
+  for (const RecipeValue& value : recipe_values()) {
+    const Json* given = values.find(value.name);
+    if (given == nullptr) continue;
     try {
-      if (name == "target_alpha") {
-        options.target_alpha = value.as_number();
-      } else if (name == "residual_alpha") {
-        options.residual_alpha = value.as_number();
-      } else if (name == "damp_percent") {
-        options.damp_percent = value.as_number();
-      } else if (name == "grid") {
-        options.grid = word(value, kGridKindWords);
-      } else if (name == "scales") {
-        options.scale_search = word(value, kScaleSearchWords);
-      } else if (name == "refit_rounds") {
-        options.refit_rounds = static_cast<int>(value.as_integer());
-      } else if (name == "descent_passes") {
-        options.descent_passes = static_cast<int>(value.as_integer());
-      } else if (name == "regrid_rounds") {
-        options.regrid_rounds = static_cast<int>(value.as_integer());
-      } else {
-        throw FormatError(
-            "unknown value, expected target_alpha, residual_alpha, damp_percent, grid, scales, "
-            "refit_rounds, descent_passes or regrid_rounds");
-      }
+      value.access.set(options, *given);
     } catch (const FormatError& error) {
-      throw FormatError(source + ": \"" + name + "\": " + error.what());
+      throw FormatError(source + ": \"" + std::string(value.name) + "\": " + error.what());
     }
   }
-  // What depends on a value that was taken away goes with it.
-  if (options.target_alpha == 0.0 && values.find("residual_alpha") == nullptr) {
-    options.residual_alpha = 0.0;
+  for (const RecipeValue& value : recipe_values()) {
+    if (value.fit != nullptr && values.find(value.name) == nullptr) value.fit(options);
   }
-  if (values.find("regrid_rounds") == nullptr) {
-    options.regrid_rounds = std::min(options.regrid_rounds, options.refit_rounds);
+}
+
+void set_module_values(const Json& values, const std::string& source, QuantizeOptions& options) {
+  const std::vector<std::string> known = module_value_names();
+  for (const auto& [name, value] : values.as_object()) {
+    if (std::find(known.begin(), known.end(), name) != known.end()) continue;
+    throw FormatError(source + ": " + in_quotes(name) + ": unknown value, expected one of " +
+                      join_words(known));
   }
+  set_values(values, source, options);
+}
+
+std::vector<std::string> module_value_names() {
+  std::vector<std::string> names;
+  for (const RecipeValue& value : recipe_values()) {
+    if (value.per_module) names.emplace_back(value.name);
+  }
+  return names;
 }
 
 Json recipe_json(const QuantizeOptions& options) {
   Json json = Json::object();
-  json.set("target_alpha", options.target_alpha)
-      .set("residual_alpha", options.residual_alpha)
-      .set("act_order", kActOrderWords.name(options.act_order))
-      .set("grid", kGridKindWords.name(options.grid))
-      .set("scales", kScaleSearchWords.name(options.scale_search))
-      .set("refit_rounds", options.refit_rounds)
-      .set("descent_passes", options.descent_passes)
-      .set("regrid_rounds", options.regrid_rounds);
+  for (const RecipeValue& value : recipe_values()) {
+    if (value.in_recipe_json) json.set(value.name, value.get(options));
+  }
   return json;
 }
 

@@ -122,12 +122,7 @@ StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
     }
   });
   StepLosses total;
-  for (const StepLosses& row : row_losses) {
-    total.column_loop += row.column_loop;
-    total.refit += row.refit;
-    total.descent += row.descent;
-    total.regrid += row.regrid;
-  }
+  for (const StepLosses& row : row_losses) total += row;
   return total;
 }
 

@@ -2,7 +2,15 @@
 
 #include <fmt/core.h>
 
+#include <utility>
+
 namespace assay {
+
+namespace {
+
+std::string gain_key(const StepGain& step) { return std::string(step.name) + "_gain"; }
+
+}  // namespace
 
 Json to_json(const ModuleReport& module) {
   Json json = Json::object();
@@ -24,18 +32,15 @@ Json to_json(const ModuleReport& module) {
   if (module.starved) json.set("starved", true);
   if (module.output_distance) json.set("output_distance", *module.output_distance);
   if (module.steps) {
-    const StepLosses& steps = *module.steps;
-    const auto share = [&](double gain) {
-      return steps.column_loop > 0.0 ? gain / steps.column_loop : 0.0;
-    };
-    json.set("steps", Json::object()
-                          .set("column_loop_loss", steps.column_loop)
-                          .set("refit_gain", steps.refit)
-                          .set("descent_gain", steps.descent)
-                          .set("regrid_gain", steps.regrid)
-                          .set("refit_share", share(steps.refit))
-                          .set("descent_share", share(steps.descent))
-                          .set("regrid_share", share(steps.regrid)));
+    const StepLosses& losses = *module.steps;
+    Json steps = Json::object();
+    steps.set("column_loop_loss", losses.column_loop);
+    for (const StepGain& step : kStepGains) steps.set(gain_key(step), losses.*step.gain);
+    for (const StepGain& step : kStepGains) {
+      steps.set(std::string(step.name) + "_share",
+                losses.column_loop > 0.0 ? losses.*step.gain / losses.column_loop : 0.0);
+    }
+    json.set("steps", std::move(steps));
   }
   if (module.plain_loss) json.set("plain_loss", *module.plain_loss);
   if (!module.choice.is_null()) json.set("choice", module.choice);
@@ -64,10 +69,11 @@ ModuleReport module_from_json(const Json& json) {
     module.output_distance = distance->as_number();
   }
   if (const Json* steps = json.find("steps")) {
-    module.steps = StepLosses{.column_loop = steps->at("column_loop_loss").as_number(),
-                              .refit = steps->at("refit_gain").as_number(),
-                              .descent = steps->at("descent_gain").as_number(),
-                              .regrid = steps->at("regrid_gain").as_number()};
+    module.steps.emplace();
+    module.steps->column_loop = steps->at("column_loop_loss").as_number();
+    for (const StepGain& step : kStepGains) {
+      *module.steps.*step.gain = steps->at(gain_key(step)).as_number();
+    }
   }
   if (const Json* plain = json.find("plain_loss")) module.plain_loss = plain->as_number();
   if (const Json* choice = json.find("choice")) module.choice = *choice;

@@ -178,12 +178,13 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
   const auto add = [&](std::string_view name, const auto& value) {
     text += fmt::format(" --{} {}", name, value);
   };
-  const auto add_number = [&](std::string_view name, double value) {
-    add(name, Json(value).dump(0));
-  };
-  const Json recipe = recipe_json(q);
-  const auto add_word = [&](std::string_view name, const char* key) {
-    add(name, recipe.at(key).as_string());
+  // Words go first.
+  const auto add_values = [&](bool words, bool need_calibration) {
+    for (const RecipeValue& value : recipe_values()) {
+      const bool needs_it = value.needs != Needs::kNothing;
+      if (needs_it != need_calibration || value.get(q).is_string() != words) continue;
+      add(value.option.name, value.text(q));
+    }
   };
   const bool calibrated = n_windows > 0;
   if (calibrated) {
@@ -197,18 +198,12 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
   add("format", options.layout);
   add("algorithm", q.algorithm);
   if (calibrated) {
-    add_word("grid", "grid");
-    add_word("scales", "scales");
-    add_number("target-alpha", q.target_alpha);
-    add_number("residual-alpha", q.residual_alpha);
-    add("refit-rounds", q.refit_rounds);
-    add("descent", q.descent_passes);
-    add("regrid-rounds", q.regrid_rounds);
-    add_number("damp", q.damp_percent);
+    add_values(true, true);
+    add_values(false, true);
     if (q.damp_basis != defaults.quantize.damp_basis) {
       add("damp-basis", kDampBasisWords.name(q.damp_basis));
     }
-    for (const double damp : q.damp_retries) add_number("damp-retry", damp);
+    for (const double damp : q.damp_retries) add("damp-retry", Json(damp).dump(0));
     if (!q.propagate) text += " --no-propagate";
     if (options.capture != defaults.capture) {
       add("capture", kCaptureModeWords.name(options.capture));
@@ -219,7 +214,7 @@ std::string command_of(const RunOptions& options, int64_t n_windows, int64_t win
       add("min-expert-tokens", options.min_expert_tokens);
     }
   }
-  add_word("act-order", "act_order");
+  add_values(true, false);
   for (const std::string& pattern : options.skip) add("skip", shell_word(pattern));
   if (options.max_shard_bytes != defaults.max_shard_bytes) {
     add("shard-size", options.max_shard_bytes);

@@ -26,7 +26,7 @@ inline constexpr auto kCaptureModeWords = enum_words<CaptureMode>("sequential", 
 /// Values that some modules have instead of the run's.
 struct ModuleValues {
   std::vector<std::string> modules;  // '*' stands for any characters; empty: all
-  Json values;                       // as apply_values() of recipe.h takes them
+  Json values;                       // as set_module_values() of recipe.h takes them
 };
 
 /// What is chosen for each linear on the held-out windows, by the distance to the 16-bit output.

@@ -152,9 +152,9 @@ void override_options(const RunOptions& options, RunPlan& plan) {
                                      [&](const auto& pattern) { return matches(pattern, module); });
       if (!named) continue;
       used = true;
-      apply_values(change.values, "values of " + module, plan.options[i]);
+      set_module_values(change.values, "values of " + module, plan.options[i]);
       check_options(plan.options[i]);
-      check_steps(plan.options[i], plan.calibrated);
+      check_recipe_values(plan.options[i], plan.calibrated);
       const int64_t columns = plan.program.matrices[i].in_features;
       if (plan.options[i].grid == GridKind::kQ4K && columns % kQ4KColumns != 0) {
         throw UsageError("grid q4_k for " + module + ": " + std::to_string(columns) +
@@ -233,14 +233,7 @@ RunPlan plan_run(const RunOptions& options) {
                      " needs calibration data; add --calibration FILE (text, .jsonl, .npy or "
                      ".safetensors)");
   }
-  check_steps(options.quantize, plan.calibrated);
-  if (!plan.calibrated && options.quantize.scale_search == ScaleSearch::kHessianGrid) {
-    throw UsageError(
-        plan.quantize.grid == GridKind::kQ4K
-            ? "--grid q4_k needs calibration data; add --calibration FILE, or use --grid free"
-            : "--scales grid needs calibration data; add --calibration FILE, or use --scales "
-              "min-max");
-  }
+  check_recipe_values(options.quantize, plan.calibrated);
   plan.checkpoint = Checkpoint::open(options.model);
   if (plan.checkpoint->kind() != CheckpointKind::kHuggingFace) {
     throw UnsupportedError(options.model + ": found a " +

@@ -35,7 +35,7 @@ SweepCandidate read_candidate(const Json& json, const std::string& source) {
     }
   }
   QuantizeOptions any;
-  apply_values(change.values, source, any);  // names and types
+  set_module_values(change.values, source, any);  // names and types
   if (candidate.name.empty()) candidate.name = change.values.dump(0);
   candidate.overrides.push_back(std::move(change));
   return candidate;

@@ -5,8 +5,10 @@
 #include <numeric>
 #include <string>
 
+#include "convert/cli/option_table.h"
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
+#include "quantizer/commands.h"
 #include "quantizer/descent.h"
 #include "quantizer/factor.h"
 #include "quantizer/quantize_linear.h"
@@ -353,20 +355,57 @@ TEST(Recipe, GivesEachRunTheStepsThatItCanHave) {
   apply_recipe(find_recipe("best"), true, options);
   EXPECT_GT(options.target_alpha, 0.0);
   EXPECT_GT(options.refit_rounds, 0);
-  check_steps(options, true);
+  check_recipe_values(options, true);
 
   options.propagate = false;
-  EXPECT_THROW(check_steps(options, true), UsageError);
+  EXPECT_THROW(check_recipe_values(options, true), UsageError);
   apply_recipe(find_recipe("best"), true, options);
   EXPECT_EQ(options.target_alpha, 0.0);
   EXPECT_GT(options.refit_rounds, 0);
-  check_steps(options, true);
+  check_recipe_values(options, true);
 
   options.algorithm = "rtn";
-  EXPECT_THROW(check_steps(options, true), UsageError);
+  EXPECT_THROW(check_recipe_values(options, true), UsageError);
   apply_recipe(find_recipe("best"), false, options);
   EXPECT_EQ(options.scale_search, ScaleSearch::kMinMax);
-  check_steps(options, false);
+  check_recipe_values(options, false);
+}
+
+TEST(Recipe, EveryValueIsAnOptionAndAMemberOfSweepsAndReports) {
+  const cli::OptionTable options(cli::quantize_command());
+  for (const RecipeValue& value : recipe_values()) {
+    SCOPED_TRACE(value.name);
+    QuantizeOptions one, other;
+    for (const Json& setting : {value.best, value.off}) {
+      if (setting.is_null()) continue;
+      value.access.set(one, setting);
+      EXPECT_EQ(value.get(one), setting);
+    }
+    EXPECT_NE(options.find(value.option.name), nullptr);
+    EXPECT_EQ(recipe_json(one).find(value.name) != nullptr, value.in_recipe_json);
+
+    const Json change = Json::object().set(value.name, value.get(one));
+    if (value.per_module) {
+      set_module_values(change, "test", other);
+      EXPECT_EQ(value.get(other), value.get(one));
+    } else {
+      EXPECT_THROW(set_module_values(change, "test", other), FormatError);
+    }
+  }
+}
+
+TEST(Recipe, ValuesOutOfTheirRangeAreRefusedByTheirOption) {
+  for (const RecipeValue& value : recipe_values()) {
+    QuantizeOptions options;
+    if (!value.get(options).is_number()) continue;
+    value.access.set(options, -1);
+    try {
+      check_recipe_values(options, true);
+      ADD_FAILURE() << value.name << ": expected UsageError";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("--" + value.option.name + ": found -1"));
+    }
+  }
 }
 
 TEST(Recipe, UnknownNamesListTheKnown) {
