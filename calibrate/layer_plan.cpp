@@ -103,9 +103,9 @@ void check_crossing(const Program& program, const Segment& segment) {
   std::set<int> written;
   for (int i = segment.begin; i < segment.end; ++i) {
     const Op& op = op_at(program, i);
-    if (const auto* write = std::get_if<KvWriteOp>(&op.kind)) written.insert(write->cache_layer);
-    const auto* attention = std::get_if<AttentionOp>(&op.kind);
-    if (attention == nullptr || written.contains(attention->cache_layer)) continue;
+    const Uses used = uses(op);
+    if (used.cache_written >= 0) written.insert(used.cache_written);
+    if (used.cache_read < 0 || written.contains(used.cache_read)) continue;
     throw UnsupportedError("calibration: \"" + op.name +
                            "\" reads keys and values that were written before a capture");
   }

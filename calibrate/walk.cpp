@@ -22,13 +22,13 @@ SegmentCache cache_of(const Program& program, const Segment& segment) {
   cache.layers.resize(program.cache_layers.size());
   cache.states.resize(program.state_layers.size());
   for (int i = segment.begin; i < segment.end; ++i) {
-    const Op& op = program.ops[static_cast<size_t>(i)];
-    if (const auto* write = std::get_if<KvWriteOp>(&op.kind)) {
-      const auto layer = static_cast<size_t>(write->cache_layer);
+    const Uses used = uses(program.ops[static_cast<size_t>(i)]);
+    if (used.cache_written >= 0) {
+      const auto layer = static_cast<size_t>(used.cache_written);
       cache.layers[layer] = program.cache_layers[layer];
     }
-    if (const auto* conv = std::get_if<CausalConvOp>(&op.kind)) {
-      const auto layer = static_cast<size_t>(conv->state_layer);
+    if (used.state >= 0) {
+      const auto layer = static_cast<size_t>(used.state);
       cache.states[layer] = program.state_layers[layer];
     }
   }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -47,98 +48,136 @@ struct VectorSlot {
   int64_t size = 0;
 };
 
+/// What one op touches: registers (one that it changes in place is in both lists) and what is
+/// carried from token to token, as indices into cache_layers and state_layers; −1: none.
+struct Uses {
+  std::vector<Register> reads = {}, writes = {};
+  int cache_written = -1;
+  int cache_read = -1;
+  int state = -1;
+};
+
+// The ops. Each says its word in reports and what it touches.
+
 /// h[token] = row of the embedding, the stored value widened exactly to fp32.
 struct EmbedOp {
+  static constexpr std::string_view kName = "embedding";
   int matrix = -1;
   Register out;
+  Uses uses() const { return {{}, {out}}; }
 };
 
 /// y = (x·r)·w, r = 1 / sqrt(mean(x²) + eps); ops/rms_norm.h. `out` may be `in`.
 struct RmsNormOp {
+  static constexpr std::string_view kName = "rms_norm";
   Register in, out;
   int weight = -1;  // vector of columns / n_heads; −1: y = x·r
   float eps = 0.0f;
   int n_heads = 1;  // parts of a row that are normalised each for itself, with the same weights
+  Uses uses() const { return {{in}, {out}}; }
 };
 
 /// y = ((x·r)·w)·silu(gate) per head; ops/rms_norm.h, ops/elementwise.h.
 struct GatedNormOp {
+  static constexpr std::string_view kName = "gated_norm";
   Register in, gate, out;
   int weight = -1;
   float eps = 0.0f;
   int n_heads = 1;
+  Uses uses() const { return {{in, gate}, {out}}; }
 };
 
 /// In place: x = x·factor, or times the one element of a vector.
 struct ScaleOp {
+  static constexpr std::string_view kName = "scale";
   Register x;
   float factor = 1.0f;
   int vector = -1;
+  Uses uses() const { return {{x}, {x}}; }
 };
 
 /// In place: x = c·tanh(x / c).
 struct SoftcapOp {
+  static constexpr std::string_view kName = "softcap";
   Register x;
   float cap = 0.0f;
+  Uses uses() const { return {{x}, {x}}; }
 };
 
 /// Rows of (n_heads, 2, head_dim) into q and gate (n_heads, head_dim) each.
 struct SplitGateOp {
+  static constexpr std::string_view kName = "split_gate";
   Register in, q, gate;
   int n_heads = 0;
   int head_dim = 0;
+  Uses uses() const { return {{in}, {q, gate}}; }
 };
 
 /// In place: x = x·sigmoid(gate).
 struct SigmoidGateOp {
+  static constexpr std::string_view kName = "sigmoid_gate";
   Register x, gate;
+  Uses uses() const { return {{x, gate}, {x}}; }
 };
 
 /// y = silu(causal convolution) per channel, over this and the rows before it; ops/causal_conv.h.
 struct CausalConvOp {
+  static constexpr std::string_view kName = "causal_conv";
   Register in, out;
   int weight = -1;  // vector (channels, kernel)
   int state_layer = -1;
+  Uses uses() const { return {.reads = {in}, .writes = {out}, .state = state_layer}; }
 };
 
 /// The recurrence of Gated DeltaNet; ops/delta_net.h.
 struct DeltaNetOp {
+  static constexpr std::string_view kName = "delta_net";
   Register qkv, a, b, out;
   int decay = -1;      // vector (n_value_heads): −exp(A_log)
   int step_bias = -1;  // vector (n_value_heads)
   int state_layer = -1;
+  Uses uses() const { return {.reads = {qkv, a, b}, .writes = {out}, .state = state_layer}; }
 };
 
 /// fp32 -> block int16: the input of every linear; ops/block_int16.h. Linears that read the same
 /// vector share one such op, so this is where calibration captures.
 struct QuantizeOp {
+  static constexpr std::string_view kName = "quantize";
   Register in, out;
+  Uses uses() const { return {{in}, {out}}; }
 };
 
 /// out = W in (+ bias); ops/linear.h.
 struct LinearOp {
+  static constexpr std::string_view kName = "linear";
   Register in, out;
   int matrix = -1;
   std::optional<int> bias;  // vector
+  Uses uses() const { return {{in}, {out}}; }
 };
 
 /// In place: rotates the first `rotary_dims` of each head of `x` by the position's angle;
 /// ops/rope.h.
 struct RopeOp {
+  static constexpr std::string_view kName = "rope";
   Register x;
   int n_heads = 0;
   int head_dim = 0;
   int table = -1;  // index into Program::ropes
+  Uses uses() const { return {{x}, {x}}; }
 };
 
 /// Rounds k and v to the cache type and stores them at the token's position; ops/kv_write.h.
 struct KvWriteOp {
+  static constexpr std::string_view kName = "kv_write";
   Register k, v;
   int cache_layer = -1;
+  Uses uses() const { return {.reads = {k, v}, .cache_written = cache_layer}; }
 };
 
 /// Causal attention over the cache (own token included); ops/attention.h.
 struct AttentionOp {
+  static constexpr std::string_view kName = "attention";
   Register q, out;
   int cache_layer = -1;
   int n_heads = 0;
@@ -146,57 +185,75 @@ struct AttentionOp {
   int head_dim = 0;
   float scale = 0.0f;
   std::optional<int64_t> sliding_window;
+  Uses uses() const { return {.reads = {q}, .writes = {out}, .cache_read = cache_layer}; }
 };
 
 /// out = silu(gate)·up.
 struct SwiGluOp {
+  static constexpr std::string_view kName = "swiglu";
   Register gate, up, out;
+  Uses uses() const { return {{gate, up}, {out}}; }
 };
 
 /// out = gelu_tanh(gate)·up.
 struct GeGluOp {
+  static constexpr std::string_view kName = "geglu";
   Register gate, up, out;
+  Uses uses() const { return {{gate, up}, {out}}; }
 };
 
 /// Chooses the experts of each row: their ids, ascending, as whole numbers, and their weights;
 /// ops/route.h.
 struct RouteOp {
+  static constexpr std::string_view kName = "route";
   Register logits, ids, weights;  // (n_experts), (top_k), (top_k)
   bool normalize = true;
   int scales = -1;  // vector (n_experts)
+  Uses uses() const { return {{logits}, {ids, weights}}; }
 };
 
 /// Slot j of out = W_e x with e = ids[j]; x is the input's only slot, or its slot j. Matrices of
 /// the experts follow each other from `first_matrix`.
 struct ExpertLinearOp {
+  static constexpr std::string_view kName = "expert_linear";
   Register in, ids, out;
   int first_matrix = -1;
   int n_experts = 0;
+  Uses uses() const { return {{in, ids}, {out}}; }
 };
 
 /// out = Σ weights[j]·x_j over the slots of x; ops/route.h.
 struct WeightedSumOp {
+  static constexpr std::string_view kName = "weighted_sum";
   Register x, weights, out;
+  Uses uses() const { return {{x, weights}, {out}}; }
 };
 
 /// out = columns [first, first + its width) of in.
 struct SliceOp {
+  static constexpr std::string_view kName = "slice";
   Register in, out;
   int64_t first = 0;
+  Uses uses() const { return {{in}, {out}}; }
 };
 
 /// x += y.
 struct AddOp {
+  static constexpr std::string_view kName = "add";
   Register x, y;
+  Uses uses() const { return {{x, y}, {x}}; }
 };
 
 /// Keeps the rows whose logits were asked for, in batch order; later ops run on those rows only.
 struct SelectRowsOp {
+  static constexpr std::string_view kName = "select_rows";
   Register in, out;
+  Uses uses() const { return {{in}, {out}}; }
 };
 
-/// One step. A new kind of op is a struct here, a header with its contract in ops/, and one
-/// overload of run_op per device: the compiler names what is missing.
+/// One step. A new kind of op is a struct above and in this list, a header with its contract in
+/// ops/, and an overload of Runner in cpu_ops.cpp, which the compiler misses where it is forgotten.
+/// What fuses ops (device/cuda_plan.h) refuses programs with ops that it does not know.
 struct Op {
   std::variant<EmbedOp, RmsNormOp, QuantizeOp, LinearOp, RopeOp, KvWriteOp, AttentionOp, SwiGluOp,
                AddOp, SelectRowsOp, GatedNormOp, ScaleOp, SoftcapOp, SplitGateOp, SigmoidGateOp,
@@ -206,9 +263,11 @@ struct Op {
   int layer = -1;    // −1: before the first or after the last layer
 };
 
-/// Registers that an op reads and writes (an in-place register is in both).
-std::vector<Register> reads(const Op& op);
-std::vector<Register> writes(const Op& op);
+Uses uses(const Op& op);
+inline std::vector<Register> reads(const Op& op) { return uses(op).reads; }
+inline std::vector<Register> writes(const Op& op) { return uses(op).writes; }
+/// "linear"
+std::string_view kind_name(const Op& op);
 
 /// Keys and values of one layer's cache.
 struct CacheLayerSpec {

@@ -13,29 +13,6 @@
 namespace assay {
 namespace {
 
-std::string_view kind_name(const EmbedOp&) { return "embedding"; }
-std::string_view kind_name(const RmsNormOp&) { return "rms_norm"; }
-std::string_view kind_name(const QuantizeOp&) { return "quantize"; }
-std::string_view kind_name(const LinearOp&) { return "linear"; }
-std::string_view kind_name(const RopeOp&) { return "rope"; }
-std::string_view kind_name(const KvWriteOp&) { return "kv_write"; }
-std::string_view kind_name(const AttentionOp&) { return "attention"; }
-std::string_view kind_name(const SwiGluOp&) { return "swiglu"; }
-std::string_view kind_name(const AddOp&) { return "add"; }
-std::string_view kind_name(const GatedNormOp&) { return "gated_norm"; }
-std::string_view kind_name(const ScaleOp&) { return "scale"; }
-std::string_view kind_name(const SoftcapOp&) { return "softcap"; }
-std::string_view kind_name(const SplitGateOp&) { return "split_gate"; }
-std::string_view kind_name(const SigmoidGateOp&) { return "sigmoid_gate"; }
-std::string_view kind_name(const CausalConvOp&) { return "causal_conv"; }
-std::string_view kind_name(const DeltaNetOp&) { return "delta_net"; }
-std::string_view kind_name(const GeGluOp&) { return "geglu"; }
-std::string_view kind_name(const RouteOp&) { return "route"; }
-std::string_view kind_name(const ExpertLinearOp&) { return "expert_linear"; }
-std::string_view kind_name(const WeightedSumOp&) { return "weighted_sum"; }
-std::string_view kind_name(const SliceOp&) { return "slice"; }
-std::string_view kind_name(const SelectRowsOp&) { return "select_rows"; }
-
 uint64_t hash_of(std::span<const float> values) {
   uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a over 32-bit words
   for (const float value : values) {
@@ -187,8 +164,7 @@ Location locate_first_difference(Executor& a, Executor& b, std::span<const int32
   OpDifference difference;
   difference.op = captured_a.op.name;
   difference.layer = captured_a.op.layer;
-  difference.kind =
-      std::visit([](const auto& kind) { return kind_name(kind); }, captured_a.op.kind);
+  difference.kind = kind_name(captured_a.op);
   difference.value = captured_a.spec.name;
   difference.position = captured_a.position_of(comparison.first->row);
   difference.index = comparison.first->column;

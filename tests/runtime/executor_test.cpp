@@ -438,6 +438,35 @@ TEST(Program, SharesRegistersBetweenLayersAndInputsBetweenLinears) {
   EXPECT_EQ(program.ropes.size(), 1u);
 }
 
+template <typename Kind>
+void expect_tells_what_it_carries() {
+  SCOPED_TRACE(Kind::kName);
+  Kind kind;
+  if constexpr (requires { kind.cache_layer; }) {
+    kind.cache_layer = 3;
+    const Uses uses = kind.uses();
+    EXPECT_TRUE(uses.cache_written == 3 || uses.cache_read == 3);
+  }
+  if constexpr (requires { kind.state_layer; }) {
+    kind.state_layer = 3;
+    EXPECT_EQ(kind.uses().state, 3);
+  }
+}
+
+template <typename... Kinds>
+std::set<std::string_view> check_kinds(const std::variant<Kinds...>&) {
+  (expect_tells_what_it_carries<Kinds>(), ...);
+  return {Kinds::kName...};
+}
+
+TEST(Program, OpsTellWhatTheyCarryAndHaveNamesOfTheirOwn) {
+  const Op op;
+
+  const std::set<std::string_view> names = check_kinds(op.kind);
+
+  EXPECT_EQ(names.size(), std::variant_size_v<decltype(op.kind)>);
+}
+
 TEST(Program, NamesMatricesLikeTheCheckpointAndKeepsTheHeadFromBeingQuantized) {
   LoadedModel untied, tied({.tied_head = true});
 
