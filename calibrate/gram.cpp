@@ -64,15 +64,7 @@ std::vector<int> ChannelMaxima::exponents() const {
 }
 
 const GramKernels& gram_kernels() {
-  switch (active_isa()) {
-    case Isa::kAvx512:
-      return gram_kernels_avx512();
-    case Isa::kAvx2:
-      return gram_kernels_avx2();
-    case Isa::kScalar:
-      break;
-  }
-  return gram_kernels_scalar();
+  return by_isa<gram_kernels_scalar, gram_kernels_avx2, gram_kernels_avx512>();
 }
 
 Gram::Gram(std::span<const int> exponents) : tokens_(exponents) {

@@ -132,19 +132,11 @@ void tile_wide(const int32_t* rows, const int32_t* columns, int64_t n_steps, dou
 }  // namespace
 
 const GramKernels& gram_kernels_avx2() {
-  static const GramKernels kernels{raise_maxima, pack, tile_narrow, tile_wide};
+  static const GramKernels kernels{
+      .maxima = raise_maxima, .pack = pack, .tile_narrow = tile_narrow, .tile_wide = tile_wide};
   return kernels;
 }
 
-}  // namespace assay
-
-#else
-
-namespace assay {
-const GramKernels& gram_kernels_avx2() {
-  static const GramKernels kernels{nullptr, nullptr, nullptr, nullptr};
-  return kernels;
-}
 }  // namespace assay
 
 #endif

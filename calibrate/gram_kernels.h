@@ -34,8 +34,8 @@ struct GramKernels {
 };
 
 const GramKernels& gram_kernels_scalar();
-const GramKernels& gram_kernels_avx2();    // null members where the compiler cannot build them
-const GramKernels& gram_kernels_avx512();  // likewise
+const GramKernels& gram_kernels_avx2();
+const GramKernels& gram_kernels_avx512();
 /// Those of active_isa().
 const GramKernels& gram_kernels();
 

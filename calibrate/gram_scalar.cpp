@@ -59,7 +59,8 @@ void tile_any(const int32_t* rows, const int32_t* columns, int64_t n_steps, doub
 }  // namespace
 
 const GramKernels& gram_kernels_scalar() {
-  static const GramKernels kernels{raise_maxima, pack, tile_any, tile_any};
+  static const GramKernels kernels{
+      .maxima = raise_maxima, .pack = pack, .tile_narrow = tile_any, .tile_wide = tile_any};
   return kernels;
 }
 

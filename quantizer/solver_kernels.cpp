@@ -5,15 +5,7 @@
 namespace assay {
 
 const SolverKernels& solver_kernels() {
-  switch (active_isa()) {
-    case Isa::kAvx512:
-      return solver_kernels_avx512();
-    case Isa::kAvx2:
-      return solver_kernels_avx2();
-    case Isa::kScalar:
-      break;
-  }
-  return solver_kernels_scalar();
+  return by_isa<solver_kernels_scalar, solver_kernels_avx2, solver_kernels_avx512>();
 }
 
 }  // namespace assay

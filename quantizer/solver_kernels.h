@@ -64,8 +64,8 @@ struct SolverKernels {
 };
 
 const SolverKernels& solver_kernels_scalar();
-const SolverKernels& solver_kernels_avx2();    // null members where the compiler cannot build them
-const SolverKernels& solver_kernels_avx512();  // likewise
+const SolverKernels& solver_kernels_avx2();
+const SolverKernels& solver_kernels_avx512();
 /// Those of active_isa().
 const SolverKernels& solver_kernels();
 

@@ -7,15 +7,4 @@ namespace assay {
 const SolverKernels& solver_kernels_avx512() { return kKernels; }
 }  // namespace assay
 
-#else
-
-#include "quantizer/solver_kernels.h"
-
-namespace assay {
-namespace {
-constexpr SolverKernels kNone{};
-}
-const SolverKernels& solver_kernels_avx512() { return kNone; }
-}  // namespace assay
-
 #endif

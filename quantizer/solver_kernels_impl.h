@@ -298,10 +298,19 @@ void apply_block(const ColumnLoop& loop, int64_t i0, int64_t i1, int64_t j0) {
   for (; j < loop.n; ++j) apply_tile<1>(loop, i0, i1, j);
 }
 
-constexpr SolverKernels kKernels{cholesky_diagonal, cholesky_rows, cholesky_update,
-                                 quadratic_panel,   product_panel, substitute_panel,
-                                 add_scaled,        dot,           grid_errors,
-                                 solve_block,       apply_block};
+constexpr SolverKernels kKernels{
+    .cholesky_diagonal = cholesky_diagonal,
+    .cholesky_rows = cholesky_rows,
+    .cholesky_update = cholesky_update,
+    .quadratic_panel = quadratic_panel,
+    .product_panel = product_panel,
+    .substitute_panel = substitute_panel,
+    .add_scaled = add_scaled,
+    .dot = dot,
+    .grid_errors = grid_errors,
+    .solve_block = solve_block,
+    .apply_block = apply_block,
+};
 
 }  // namespace
 }  // namespace assay

@@ -19,4 +19,21 @@ Isa active_isa();
 /// Throws UnsupportedError if the CPU lacks it.
 void force_isa(Isa isa);
 
+/// The table of kernels for active_isa(): what one of these functions returns. Only the first need
+/// exist on processors that have no other instruction set.
+template <auto kScalar, auto kAvx2, auto kAvx512>
+decltype(auto) by_isa() {
+#if defined(__x86_64__)
+  switch (active_isa()) {
+    case Isa::kAvx512:
+      return kAvx512();
+    case Isa::kAvx2:
+      return kAvx2();
+    case Isa::kScalar:
+      break;
+  }
+#endif
+  return kScalar();
+}
+
 }  // namespace assay

@@ -4,15 +4,16 @@
 
 namespace assay {
 
-#if defined(__x86_64__)
-const SearchKernels& search_kernels_avx2();
-#endif
+const SearchKernels* search_kernels_avx2();  // search_kernels_avx2.cpp
+
+namespace {
+
+const SearchKernels* no_search_kernels() { return nullptr; }
+
+}  // namespace
 
 const SearchKernels* search_kernels() {
-#if defined(__x86_64__)
-  if (active_isa() != Isa::kScalar) return &search_kernels_avx2();
-#endif
-  return nullptr;
+  return by_isa<no_search_kernels, search_kernels_avx2, search_kernels_avx2>();
 }
 
 }  // namespace assay

@@ -9,7 +9,7 @@
 
 namespace assay {
 
-const SearchKernels& search_kernels_avx2();
+const SearchKernels* search_kernels_avx2();
 
 namespace {
 
@@ -284,10 +284,14 @@ void round_codes(int n, const float* x, float minimum, float scale, int lowest, 
 
 }  // namespace
 
-const SearchKernels& search_kernels_avx2() {
-  static constexpr SearchKernels kKernels{affine_grids, signed_fits, iq4_fits,
-                                          iq4_codes,    weigh,       round_codes};
-  return kKernels;
+const SearchKernels* search_kernels_avx2() {
+  static constexpr SearchKernels kKernels{.affine_grids = affine_grids,
+                                          .signed_fits = signed_fits,
+                                          .iq4_fits = iq4_fits,
+                                          .iq4_codes = iq4_codes,
+                                          .weigh = weigh,
+                                          .round_codes = round_codes};
+  return &kKernels;
 }
 
 }  // namespace assay

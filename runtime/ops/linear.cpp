@@ -20,15 +20,6 @@ namespace {
 constexpr int64_t kCacheBytes = 256 << 10;  // of a segment of the activations of one kernel call
 constexpr int64_t kChunksPerThread = 8;
 
-const LinearKernels& kernels_of(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return linear_kernels_avx512();
-  if (isa == Isa::kAvx2) return linear_kernels_avx2();
-#endif
-  static_cast<void>(isa);
-  return linear_kernels_scalar();
-}
-
 /// Σ of a row of plane sums over one piece.
 int32_t piece_sum(const int16_t* sums, int64_t first, int64_t n) {
   int32_t total = 0;
@@ -282,7 +273,8 @@ void linear(const PackedMatrix& weights, const BlockInt16& x, std::span<const fl
     return;
   }
   const MatrixLayout& matrix = state.layout;
-  const LinearKernels& kernels = kernels_of(active_isa());
+  const LinearKernels& kernels =
+      by_isa<linear_kernels_scalar, linear_kernels_avx2, linear_kernels_avx512>();
   const Panels panels(matrix, x, kernels);
   std::atomic<bool> not_finite{false};
   parallel_for(matrix.n_tiles, tile_grain(matrix.n_tiles), [&](int64_t begin, int64_t end) {

@@ -84,25 +84,27 @@ int64_t attend_scalar(const AttendCall& call) {
   return -1;
 }
 
-constexpr VectorKernels kScalarKernels = {&lane_dot_reference,
-                                          &lane_sum_reference,
-                                          &lane_sum_exp_scalar,
-                                          &largest_scalar,
-                                          &exp_scalar,
-                                          &swiglu_reference,
-                                          &geglu_reference,
-                                          &softcap_reference,
-                                          &silu_reference,
-                                          &sigmoid_gate_reference,
-                                          &scale_scalar,
-                                          &multiply_add_scalar,
-                                          &add_scalar,
-                                          &scale_by_weight_scalar,
-                                          &rotate_scalar,
-                                          &all_finite_scalar,
-                                          &round_to_cache_scalar,
-                                          &quantize_row_scalar,
-                                          &attend_scalar};
+constexpr VectorKernels kScalarKernels = {
+    .lane_dot = lane_dot_reference,
+    .lane_sum = lane_sum_reference,
+    .lane_sum_exp = lane_sum_exp_scalar,
+    .largest = largest_scalar,
+    .exp = exp_scalar,
+    .swiglu = swiglu_reference,
+    .geglu = geglu_reference,
+    .softcap = softcap_reference,
+    .silu = silu_reference,
+    .sigmoid_gate = sigmoid_gate_reference,
+    .scale = scale_scalar,
+    .multiply_add = multiply_add_scalar,
+    .add = add_scalar,
+    .scale_by_weight = scale_by_weight_scalar,
+    .rotate = rotate_scalar,
+    .all_finite = all_finite_scalar,
+    .round_to_cache = round_to_cache_scalar,
+    .quantize_row = quantize_row_scalar,
+    .attend = attend_scalar,
+};
 
 }  // namespace
 
@@ -117,12 +119,7 @@ int64_t attend_workspace_floats(int head_dim, int64_t n_queries) {
 const VectorKernels& vector_kernels_scalar() { return kScalarKernels; }
 
 const VectorKernels& vector_kernels() {
-#if defined(__x86_64__)
-  const Isa isa = active_isa();
-  if (isa == Isa::kAvx512) return vector_kernels_avx512();
-  if (isa == Isa::kAvx2) return vector_kernels_avx2();
-#endif
-  return kScalarKernels;
+  return by_isa<vector_kernels_scalar, vector_kernels_avx2, vector_kernels_avx512>();
 }
 
 }  // namespace assay

@@ -669,25 +669,27 @@ int64_t attend_of(const AttendCall& call) {
 
 template <class V>
 constexpr VectorKernels kernels_of() {
-  return {&lane_dot_of<V>,
-          &lane_sum_of<V>,
-          &lane_sum_exp_of<V>,
-          &largest_of<V>,
-          &exp_of<V>,
-          &swiglu_of<V>,
-          &geglu_of<V>,
-          &softcap_of<V>,
-          &silu_of<V>,
-          &sigmoid_gate_of<V>,
-          &scale_of<V>,
-          &multiply_add_of<V>,
-          &add_of<V>,
-          &scale_by_weight_of<V>,
-          &rotate_of<V>,
-          &all_finite_of<V>,
-          &round_to_cache_of<V>,
-          &quantize_row_of<V>,
-          &attend_of<V>};
+  return {
+      .lane_dot = lane_dot_of<V>,
+      .lane_sum = lane_sum_of<V>,
+      .lane_sum_exp = lane_sum_exp_of<V>,
+      .largest = largest_of<V>,
+      .exp = exp_of<V>,
+      .swiglu = swiglu_of<V>,
+      .geglu = geglu_of<V>,
+      .softcap = softcap_of<V>,
+      .silu = silu_of<V>,
+      .sigmoid_gate = sigmoid_gate_of<V>,
+      .scale = scale_of<V>,
+      .multiply_add = multiply_add_of<V>,
+      .add = add_of<V>,
+      .scale_by_weight = scale_by_weight_of<V>,
+      .rotate = rotate_of<V>,
+      .all_finite = all_finite_of<V>,
+      .round_to_cache = round_to_cache_of<V>,
+      .quantize_row = quantize_row_of<V>,
+      .attend = attend_of<V>,
+  };
 }
 
 }  // namespace
