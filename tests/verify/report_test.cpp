@@ -20,14 +20,15 @@ using ::testing::Not;
 
 constexpr std::string_view kRun = R"({
   "arithmetic": "canonical-1", "options": {"bits": 4, "group_size": 128},
-  "warnings": ["<b>low</b> & hot"],
-  "modules": [
-    {"layer": 0, "module": "model.layers.0.self_attn.q_proj", "loss": 0.5, "rtn_loss": 1.0,
-     "weight_norm": 100.0, "damp_percent": 0.01, "clipped_share": 0.001, "seconds": 1.5,
-     "bits": 4, "group_size": 128, "out_features": 64, "in_features": 128},
-    {"layer": 1, "module": "<script>alert('x')</script>|evil", "loss": 2.0, "rtn_loss": 1.0,
-     "weight_norm": 10.0, "bits": 8, "group_size": -1}],
-  "stages": [{"name": "gram & solve", "seconds": 12.5}]})";
+  "note": "<b>low</b> & hot",
+  "layers": [
+    {"layer": 0, "seconds": {"gram & solve": 12.5}, "modules": [
+      {"module": "model.layers.0.self_attn.q_proj", "loss": 0.5, "rtn_loss": 1.0,
+       "weight_norm": 100.0, "damp_percent": 0.01, "clipped_share": 0.001, "seconds": 1.5,
+       "bits_per_weight": 4.125, "out_features": 64, "in_features": 128}]},
+    {"layer": 1, "modules": [
+      {"module": "<script>alert('x')</script>|evil", "loss": 2.0, "rtn_loss": 1.0,
+       "weight_norm": 10.0, "bits_per_weight": 8.0}]}]})";
 
 constexpr std::string_view kVerdict = R"({
   "equal": false, "verdict": "DIFFERENT", "windows": "2 windows of 1024 tokens",
@@ -46,9 +47,9 @@ constexpr std::string_view kVerdict = R"({
 
 report::RunData run(std::string_view report = kRun, std::string_view verdict = kVerdict) {
   const test::TemporaryDirectory folder;
-  folder.write("quantization_report.json", report);
+  folder.write("model.report.json", report);
   const std::string verify = verdict.empty() ? "" : folder.write("verify.json", verdict);
-  return report::read_run(folder.path(), verify);
+  return report::read_run(folder.file("model"), verify);
 }
 
 TEST(ReportHtml, ColoursAVerdictOnlyIfSomethingWasJudged) {
@@ -68,8 +69,8 @@ TEST(ReadRun, ReadsModulesStagesAndVerdict) {
 
   ASSERT_EQ(data.modules.size(), 2u);
   EXPECT_EQ(data.modules[0].relative_loss(), 0.005);
-  EXPECT_EQ(data.modules[0].stored_bits(), 4.125);
-  EXPECT_EQ(data.modules[1].stored_bits(), 8.0);
+  EXPECT_EQ(data.modules[0].bits_per_weight, 4.125);
+  EXPECT_EQ(data.modules[1].layer, 1);
   EXPECT_FALSE(data.modules[1].damp_percent.has_value());
   EXPECT_EQ(data.stages[0].seconds, 12.5);
   EXPECT_EQ(data.verification->buckets[1].delta, -0.1);
@@ -78,7 +79,7 @@ TEST(ReadRun, ReadsModulesStagesAndVerdict) {
 
 TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
   const test::TemporaryDirectory folder;
-  folder.write("model.report.json", R"({"bits": 4, "group_size": 32, "layers": [
+  folder.write("model.report.json", R"({"layers": [
       {"layer": 0, "seconds": {"forward": 1.5, "solve": 0.5},
        "modules": [{"module": "a", "loss": 1.0, "weight_norm": 4.0}]},
       {"layer": 1, "seconds": {"forward": 2.0}, "modules": [{"module": "b"}]}]})");
@@ -87,15 +88,14 @@ TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
 
   ASSERT_EQ(data.modules.size(), 2u);
   EXPECT_EQ(data.modules[1].layer, 1);
-  EXPECT_EQ(data.modules[0].group_size, 32);
   EXPECT_EQ(data.stages[0].name, "forward");
   EXPECT_EQ(data.stages[0].seconds, 3.5);
 }
 
 TEST(ReadRun, WeighsBitsOfALayerBySize) {
-  const report::RunData data = run(R"({"modules": [
-      {"module": "a", "layer": 0, "bits_per_weight": 4.0, "out_features": 3, "in_features": 10},
-      {"module": "b", "layer": 0, "bits_per_weight": 8.0, "out_features": 1, "in_features": 10}]})",
+  const report::RunData data = run(R"({"layers": [{"layer": 0, "modules": [
+      {"module": "a", "bits_per_weight": 4.0, "out_features": 3, "in_features": 10},
+      {"module": "b", "bits_per_weight": 8.0, "out_features": 1, "in_features": 10}]}]})",
                                    "");
 
   ASSERT_EQ(bits_per_layer(data).size(), 1u);
@@ -104,7 +104,7 @@ TEST(ReadRun, WeighsBitsOfALayerBySize) {
 
 TEST(ReadRun, NamesFileAndMemberOfWrongInput) {
   EXPECT_THROW(run("{}", ""), FormatError);
-  EXPECT_THROW(run(R"({"modules": [{"layer": 0}]})", ""), FormatError);
+  EXPECT_THROW(run(R"({"layers": [{"modules": [{"layer": 0}]}]})", ""), FormatError);
   EXPECT_THROW(run(kRun, "{}"), FormatError);
   const test::TemporaryDirectory empty;
   EXPECT_THROW(report::read_run(empty.path(), ""), FormatError);
@@ -113,7 +113,7 @@ TEST(ReadRun, NamesFileAndMemberOfWrongInput) {
 TEST(HtmlReport, IsWellFormed) {
   EXPECT_EQ(test::find_markup_fault(report::to_html(run())), "");
   EXPECT_EQ(test::find_markup_fault(report::to_html(run(kRun, ""))), "");
-  EXPECT_EQ(test::find_markup_fault(report::to_html(run(R"({"modules": []})", ""))), "");
+  EXPECT_EQ(test::find_markup_fault(report::to_html(run(R"({"layers": []})", ""))), "");
 }
 
 TEST(HtmlReport, EscapesEverythingThatComesFromFiles) {

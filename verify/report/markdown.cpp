@@ -61,7 +61,7 @@ Json json_of(const ModuleRow& row) {
   json.set("relative_rtn_loss", json_of(row.relative_rtn_loss()));
   json.set("damp_percent", json_of(row.damp_percent));
   json.set("clipped_share", json_of(row.clipped_share));
-  json.set("bits_per_weight", json_of(row.stored_bits()));
+  json.set("bits_per_weight", json_of(row.bits_per_weight));
   json.set("seconds", json_of(row.seconds));
   return json;
 }
@@ -111,9 +111,6 @@ Json to_json(const RunData& run) {
   Json facts = Json::object();
   for (const auto& [name, value] : run.facts) facts.set(name, value);
   json.set("facts", std::move(facts));
-  Json warnings = Json::array();
-  for (const std::string& warning : run.warnings) warnings.push(warning);
-  json.set("warnings", std::move(warnings));
   Json modules = Json::array();
   for (const ModuleRow& row : run.modules) modules.push(json_of(row));
   json.set("modules", std::move(modules));

@@ -64,8 +64,6 @@ ModuleRow read_module(const Json& json, size_t index, const std::string& source)
   row.damp_percent = number(json, "damp_percent");
   row.clipped_share = number(json, "clipped_share");
   row.seconds = number(json, "seconds");
-  row.bits = integer(json, "bits");
-  row.group_size = integer(json, "group_size");
   row.bits_per_weight = number(json, "bits_per_weight");
   const auto out = integer(json, "out_features"), in = integer(json, "in_features");
   if (out && in) row.n_weights = *out * *in;
@@ -137,21 +135,12 @@ void read_nll(const Json& data, Verification& verification) {
 std::optional<double> ModuleRow::relative_loss() const { return ratio(loss, weight_norm); }
 std::optional<double> ModuleRow::relative_rtn_loss() const { return ratio(rtn_loss, weight_norm); }
 
-std::optional<double> ModuleRow::stored_bits() const {
-  if (bits_per_weight) return bits_per_weight;
-  if (!bits) return std::nullopt;
-  const double scale =
-      group_size && *group_size > 0 ? 16.0 / static_cast<double>(*group_size) : 0.0;
-  return static_cast<double>(*bits) + scale;
-}
-
 std::vector<LayerBits> bits_per_layer(const RunData& run) {
   std::map<int64_t, std::pair<double, double>> sums;  // layer -> bits · weights, weights
   for (const ModuleRow& row : run.modules) {
-    const auto bits = row.stored_bits();
-    if (!bits || row.layer < 0) continue;
+    if (!row.bits_per_weight || row.layer < 0) continue;
     const double n = row.n_weights ? static_cast<double>(*row.n_weights) : 1.0;
-    sums[row.layer].first += *bits * n;
+    sums[row.layer].first += *row.bits_per_weight * n;
     sums[row.layer].second += n;
   }
   std::vector<LayerBits> layers;
@@ -192,53 +181,37 @@ Verification read_verification(const Json& json, const std::string& source) {
 }
 
 RunData read_run(const std::string& run_folder, const std::string& verify_file) {
-  // quantize writes it beside the folder: times are not part of what is reproducible.
-  std::string beside = run_folder;
-  while (beside.size() > 1 && beside.back() == '/') beside.pop_back();
-  beside += ".report.json";
-  const std::string path =
-      file_exists(beside) ? beside : child(run_folder, "quantization_report.json");
+  // Beside the folder: times are not part of what is reproducible.
+  std::string path = run_folder;
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  path += ".report.json";
   if (!file_exists(path)) {
     throw FormatError(
-        fmt::format("{}: no report beside it (.report.json) and no quantization_report.json in it; "
-                    "expected the output folder of assay quantize",
-                    run_folder));
+        fmt::format("{}: is not there; expected the report that assay quantize writes "
+                    "beside its output folder",
+                    path));
   }
   const Json json = read_json_file(path);
   RunData run;
   run.name = std::filesystem::weakly_canonical(run_folder).filename().string();
-  if (json.find("layers") != nullptr) {
-    for (const Json& layer : array(json, "layers", path)) {
-      for (const Json& item : array(layer, "modules", path)) {
-        ModuleRow row = read_module(item, run.modules.size(), path);
-        if (row.layer < 0) row.layer = integer(layer, "layer").value_or(-1);
-        if (!row.bits) row.bits = integer(json, "bits");
-        if (!row.group_size) row.group_size = integer(json, "group_size");
-        run.modules.push_back(std::move(row));
-      }
-      const Json* seconds = layer.find("seconds");
-      if (seconds == nullptr || !seconds->is_object()) continue;
-      for (const Json::Member& stage : seconds->as_object()) {
-        const auto known = std::find_if(run.stages.begin(), run.stages.end(),
-                                        [&](const StageRow& r) { return r.name == stage.first; });
-        if (known == run.stages.end()) {
-          run.stages.push_back({stage.first, stage.second.as_number()});
-        } else {
-          known->seconds += stage.second.as_number();
-        }
+  for (const Json& layer : array(json, "layers", path)) {
+    for (const Json& item : array(layer, "modules", path)) {
+      ModuleRow row = read_module(item, run.modules.size(), path);
+      if (row.layer < 0) row.layer = integer(layer, "layer").value_or(-1);
+      run.modules.push_back(std::move(row));
+    }
+    const Json* seconds = layer.find("seconds");
+    if (seconds == nullptr || !seconds->is_object()) continue;
+    for (const Json::Member& stage : seconds->as_object()) {
+      const auto known = std::find_if(run.stages.begin(), run.stages.end(),
+                                      [&](const StageRow& r) { return r.name == stage.first; });
+      if (known == run.stages.end()) {
+        run.stages.push_back({stage.first, stage.second.as_number()});
+      } else {
+        known->seconds += stage.second.as_number();
       }
     }
-  } else {
-    for (const Json& item : array(json, "modules", path)) {
-      run.modules.push_back(read_module(item, run.modules.size(), path));
-    }
   }
-  if (const Json* stages = json.find("stages"); stages != nullptr && stages->is_array()) {
-    for (const Json& stage : stages->as_array()) {
-      run.stages.push_back({text(stage, "name"), number(stage, "seconds").value_or(0.0)});
-    }
-  }
-  run.warnings = texts(json, "warnings");
   add_facts(json, run.facts);
   if (const std::string manifest = child(run_folder, "assay_manifest.json");
       file_exists(manifest)) {

@@ -18,13 +18,11 @@ struct ModuleRow {
   std::optional<double> weight_norm;     // W H W^T summed over rows
   std::optional<double> damp_percent, clipped_share, seconds;
   std::optional<double> bits_per_weight;  // scales and zero points included
-  std::optional<int64_t> bits, group_size, n_weights;
+  std::optional<int64_t> n_weights;
 
   /// loss / weight_norm: comparable between modules. Empty if either is unknown or the norm is 0.
   std::optional<double> relative_loss() const;
   std::optional<double> relative_rtn_loss() const;
-  /// bits_per_weight, else bits and a 16-bit scale a group.
-  std::optional<double> stored_bits() const;
 };
 
 struct StageRow {
@@ -58,26 +56,26 @@ struct Verification {
 struct RunData {
   std::string name;                                        // of the run's folder
   std::vector<std::pair<std::string, std::string>> facts;  // options, versions, hashes
-  std::vector<std::string> warnings;
-  std::vector<ModuleRow> modules;  // order of the file
+  std::vector<ModuleRow> modules;                          // order of the file
   std::vector<StageRow> stages;
   std::optional<Verification> verification;
 };
 
-/// Mean stored bits of the modules of one layer, weighted by their sizes where those are known.
+/// Mean bits of the modules of one layer, weighted by their sizes where those are known.
 struct LayerBits {
   int64_t layer = -1;
   double bits = 0.0;
 };
 std::vector<LayerBits> bits_per_layer(const RunData& run);
 
-/// Reads `<run_folder>.report.json`, else `<run_folder>/quantization_report.json`:
-///   {"modules": [{"layer": 0, "module": "…", "loss": …, "rtn_loss": …, "weight_norm": …,
-///                 "damp_percent": …, "clipped_share": …, "seconds": …, "bits": 4,
-///                 "group_size": 128, "bits_per_weight": …, "out_features": …, "in_features": …}],
-///    "stages": [{"name": "…", "seconds": …}], "warnings": ["…"], …}
-/// Only "modules" and "module" in it must be there. Other scalar members, and those of
-/// assay_manifest.json if it lies beside, become facts. `verify_file` (may be empty) is what
+/// Reads `<run_folder>.report.json`, which assay quantize writes beside its folder:
+///   {"layers": [{"layer": 0, "seconds": {"forward": …, …},
+///                "modules": [{"layer": 0, "module": "…", "loss": …, "rtn_loss": …,
+///                             "weight_norm": …, "damp_percent": …, "clipped_share": …,
+///                             "seconds": …, "bits_per_weight": …, "out_features": …,
+///                             "in_features": …}]}], …}
+/// Only "layers", "modules" and "module" must be there. Other scalar members, and those of the
+/// folder's assay_manifest.json, become facts. `verify_file` (may be empty) is what
 /// verify-equivalence wrote with --json. Throws FormatError naming file and member.
 RunData read_run(const std::string& run_folder, const std::string& verify_file);
 

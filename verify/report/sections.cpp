@@ -59,7 +59,7 @@ Section summary_section(const RunData& run) {
   for (const ModuleRow& row : run.modules) {
     const double n = row.n_weights ? static_cast<double>(*row.n_weights) : 0.0;
     weights += n;
-    bits += n * row.stored_bits().value_or(0.0);
+    bits += n * row.bits_per_weight.value_or(0.0);
   }
   for (const StageRow& stage : run.stages) seconds += stage.seconds;
   std::string line = fmt::format("{} linears quantized", run.modules.size());
@@ -85,9 +85,6 @@ Section summary_section(const RunData& run) {
       section.paragraphs.push_back(nll + " nats per token.");
     }
   }
-  for (const std::string& warning : run.warnings) {
-    section.paragraphs.push_back("Warning: " + warning);
-  }
   return section;
 }
 
@@ -103,7 +100,7 @@ Section loss_section(const RunData& run) {
          text_cell(row.module), number_cell(row.relative_loss()),
          number_cell(row.relative_rtn_loss()), number_cell(share_of_rtn(row)),
          number_cell(row.damp_percent), number_cell(row.clipped_share, 100.0),
-         number_cell(row.stored_bits()), number_cell(row.seconds)});
+         number_cell(row.bits_per_weight), number_cell(row.seconds)});
   }
   section.table.headings = {"layer",   "module",    "loss", "RTN loss", "loss / RTN",
                             "damping", "clipped %", "bits", "seconds"};
