@@ -32,7 +32,6 @@ std::vector<LibraryInfo> linked_libraries() {
        fmt::format("{}.{}.{}", BOOST_VERSION / 100000, BOOST_VERSION / 100 % 1000,
                    BOOST_VERSION % 100),
        "BSL-1.0", "JSON, command line"},
-      {"Eigen", ASSAY_EIGEN_VERSION, "MPL-2.0", "linear algebra"},
       {"fmt",
        fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100),
        "MIT", "text"},
