@@ -20,7 +20,6 @@ class ActivationMemory {
   ActivationMemory& operator=(const ActivationMemory&) = delete;
 
   uint64_t limit_bytes() const { return limit_bytes_; }
-  uint64_t used_bytes() const { return used_bytes_; }
   uint64_t spilled_bytes() const { return spilled_bytes_; }      // now in files
   uint64_t most_spilled_bytes() const { return most_spilled_; }  // at any time
 

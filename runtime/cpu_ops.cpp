@@ -20,8 +20,6 @@ namespace {
 
 constexpr int64_t kElementGrain = 1 << 14;  // elements that are worth a turn of a thread
 
-constexpr int64_t kAttentionRows = 32;  // rows that share the widened keys of a turn
-
 /// Rows per turn such that a turn has about kElementGrain elements.
 int64_t row_grain(int64_t columns) {
   return std::max<int64_t>(1, kElementGrain / std::max<int64_t>(1, columns));
@@ -57,8 +55,6 @@ class Runner {
   void operator()(const SliceOp& op) const;
 
  private:
-  /// Attention of rows [begin, end), one sequence, for the query heads of one K/V head.
-  void attend_rows(const AttentionOp& op, int kv_head, int64_t begin, int64_t end) const;
   const RegisterSpec& spec(Register r) const {
     return context_.program->registers[static_cast<size_t>(r.index)];
   }

@@ -121,10 +121,6 @@ LogitsComparison compare_logits(std::span<const float> a, std::span<const float>
   return comparer.finish();
 }
 
-std::string sha256_of_floats(std::span<const float> values) {
-  return sha256_hex(std::as_bytes(values));
-}
-
 Margin margin_of(std::span<const float> values) {
   const auto best = static_cast<size_t>(argmax(values));
   size_t second = best == 0 ? 1 : 0;

@@ -63,9 +63,6 @@ class LogitsComparer {
 LogitsComparison compare_logits(std::span<const float> a, std::span<const float> b,
                                 int64_t n_columns);
 
-/// SHA-256 of the values as little-endian fp32 (arithmetic.md §8).
-std::string sha256_of_floats(std::span<const float> values);
-
 /// The largest value's lead over the next one.
 struct Margin {
   int32_t best = 0;       // argmax, the lowest index of ties

@@ -113,7 +113,6 @@ class Terminal {
   virtual std::unique_ptr<Progress> progress(std::string_view title, double total) = 0;
   virtual bool json() const = 0;  // one JSON document on stdout, nothing else there
   virtual bool quiet() const = 0;
-  virtual bool is_tty() const = 0;  // of stderr
 };
 
 /// One subcommand. run() throws assay::Error for errors; its result is the exit code.

@@ -46,7 +46,6 @@ class StreamTerminal : public Terminal {
   std::unique_ptr<Progress> progress(std::string_view title, double total) override;
   bool json() const override { return options_.json; }
   bool quiet() const override { return options_.quiet; }
-  bool is_tty() const override { return surroundings_.stderr_is_tty; }
 
   /// Redraws the bar, or writes a plain line if there was none for most of a minute. A thread calls
   /// this each second, so that long steps do not look like a hang.

@@ -16,7 +16,7 @@
 namespace assay {
 namespace {
 
-enum class FaultKind : uint8_t { kNone, kCount, kKill, kNoSpace, kIoError };
+enum class FaultKind : uint8_t { kNone, kKill, kNoSpace, kIoError };
 
 struct Fault {
   FaultKind kind = FaultKind::kNone;
@@ -30,7 +30,6 @@ Fault read_fault() {
   const size_t colon = text.find(':');
   const std::string_view name = text.substr(0, colon);
   Fault fault;
-  if (name == "count") fault.kind = FaultKind::kCount;
   if (name == "kill") fault.kind = FaultKind::kKill;
   if (name == "enospc") fault.kind = FaultKind::kNoSpace;
   if (name == "eio") fault.kind = FaultKind::kIoError;
@@ -43,7 +42,7 @@ Fault read_fault() {
   }
   if (!good) {
     throw UsageError("ASSAY_FAULT=" + std::string(text) +
-                     ": expected kill:N, enospc:N, eio:N or count:0 (a test hook)");
+                     ": expected kill:N, enospc:N or eio:N (a test hook)");
   }
   return fault;
 }
@@ -110,7 +109,5 @@ FileSystemCalls& file_system_calls() {
   static FileSystemCalls calls{default_write, default_fsync, default_rename};
   return calls;
 }
-
-uint64_t file_system_call_count() { return n_calls.load(); }
 
 }  // namespace assay

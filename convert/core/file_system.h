@@ -26,8 +26,4 @@ struct FileSystemCalls {
 /// The table in use. Only tests write to it, while no other thread writes files.
 FileSystemCalls& file_system_calls();
 
-/// Calls made so far through the default table while ASSAY_FAULT is set to any value ("count:0"
-/// only counts); tests use it to find how many points a run has.
-uint64_t file_system_call_count();
-
 }  // namespace assay

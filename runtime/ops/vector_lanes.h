@@ -309,7 +309,6 @@ bool round_to_cache_of(const float* x, int64_t n, KvType type, void* out) {
 // --- block int16 ---
 
 ASSAY_INLINE float float_of(int32_t bits) { return __builtin_bit_cast(float, bits); }
-ASSAY_INLINE int32_t bits_of(float x) { return __builtin_bit_cast(int32_t, x); }
 
 constexpr int32_t kLargestCodeBits = 0x46fefe00;  // 32639 = 127·256 + 127
 

@@ -94,13 +94,6 @@ TEST(CompareLogits, RefusesArraysOfOtherSizes) {
   EXPECT_THROW(compare_logits(c, c, 4), ShapeError);
 }
 
-TEST(Sha256OfFloats, HashesLittleEndianBytes) {
-  const std::vector<float> values = {1.0f};  // 00 00 80 3f
-
-  EXPECT_EQ(sha256_of_floats(values),
-            "e00e5eb9444182f352323374ef4e08ebcb784725fdd4fd612d7730540b3e0c8c");
-}
-
 TEST(MarginOf, TakesTheLowestIndexOfTies) {
   const std::vector<float> values = {1.0f, 5.0f, 5.0f, 4.0f};
 
