@@ -16,11 +16,6 @@
 namespace assay {
 namespace {
 
-struct Range {
-  float low = 0.0f;
-  float high = 0.0f;
-};
-
 float largest_code(const QuantizeOptions& options) {
   return static_cast<float>((1 << options.bits) - 1);
 }
@@ -34,19 +29,6 @@ float round_even(float x) {
   x = x > -1024.0f ? x : -1024.0f;
   x = x < 1024.0f ? x : 1024.0f;
   return (x + 12582912.0f) - 12582912.0f;
-}
-
-Range range_of(std::span<const float> weights, bool symmetric) {
-  Range range;
-  for (const float w : weights) {
-    range.low = w < range.low ? w : range.low;
-    range.high = w > range.high ? w : range.high;
-  }
-  if (symmetric) {
-    range.high = std::max(-range.low, range.high);
-    range.low = -range.high;
-  }
-  return range;
 }
 
 void check_scale(float scale, const LayerProblem& problem, int64_t row, int64_t group) {
@@ -67,7 +49,7 @@ std::span<const float> group_of(const LayerProblem& problem, const Grid& grid, i
 Grid empty_grid(const LayerProblem& problem, const QuantizeOptions& options) {
   Grid grid;
   grid.group_size = columns_per_group(problem.in_features, options);
-  grid.n_groups = (problem.in_features + grid.group_size - 1) / grid.group_size;
+  grid.n_groups = groups_per_row(problem.in_features, options);
   const auto size = static_cast<size_t>(problem.out_features * grid.n_groups);
   grid.scales.resize(size);
   grid.zero_points.resize(size);
@@ -87,6 +69,11 @@ ScaleAndZero scale_and_zero(float low, float high, const QuantizeOptions& option
 
 int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options) {
   return options.group_size < 0 ? in_features : options.group_size;
+}
+
+int64_t groups_per_row(int64_t in_features, const QuantizeOptions& options) {
+  const int64_t columns = columns_per_group(in_features, options);
+  return (in_features + columns - 1) / columns;
 }
 
 float store_scale(float scale, const QuantizeOptions& options) {
@@ -131,7 +118,9 @@ Grid min_max_grid(const LayerProblem& problem, const QuantizeOptions& options) {
   parallel_for(problem.out_features, 32, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t group = 0; group < grid.n_groups; ++group) {
-        const Range range = range_of(group_of(problem, grid, row, group), options.symmetric);
+        const std::span<const float> weights = group_of(problem, grid, row, group);
+        const WeightRange range =
+            range_of(weights.data(), static_cast<int64_t>(weights.size()), 1, options.symmetric);
         const ScaleAndZero choice = scale_and_zero(range.low, range.high, options);
         check_scale(choice.scale, problem, row, group);
         grid.scales[static_cast<size_t>(row * grid.n_groups + group)] = choice.scale;

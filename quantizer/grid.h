@@ -28,6 +28,9 @@ struct Grid {
 /// Columns per group for options.group_size, where −1 is the whole row.
 int64_t columns_per_group(int64_t in_features, const QuantizeOptions& options);
 
+/// Groups of a row; the last one may have fewer columns.
+int64_t groups_per_row(int64_t in_features, const QuantizeOptions& options);
+
 /// Rounds a scale to the type in which it is stored, nearest even.
 float store_scale(float scale, const QuantizeOptions& options);
 /// The scale nearest to `wanted` that a group with this zero point can have.

@@ -8,16 +8,14 @@
 namespace assay {
 namespace {
 
-struct Range {
-  float low = 0.0f;
-  float high = 0.0f;
-};
+bool is_useful(float scale) { return std::isfinite(scale) && scale > 0.0f; }
 
-// Of one row of weights (n, 16).
-Range range_of(const float* weights, int64_t n, bool symmetric) {
-  Range range;
+}  // namespace
+
+WeightRange range_of(const float* weights, int64_t n, int64_t stride, bool symmetric) {
+  WeightRange range;
   for (int64_t i = 0; i < n; ++i) {
-    const float w = weights[i * kGridRows];
+    const float w = weights[i * stride];
     range.low = w < range.low ? w : range.low;
     range.high = w > range.high ? w : range.high;
   }
@@ -27,10 +25,6 @@ Range range_of(const float* weights, int64_t n, bool symmetric) {
   }
   return range;
 }
-
-bool is_useful(float scale) { return std::isfinite(scale) && scale > 0.0f; }
-
-}  // namespace
 
 std::vector<double> block_panels(const double* matrix, int64_t size, int64_t first, int64_t n,
                                  const double* added) {
@@ -58,7 +52,7 @@ GroupSearch::Choices GroupSearch::run(const float* weights, const QuantizeOption
   const auto largest_code = static_cast<float>((1 << options.bits) - 1);
   std::array<Choices, kCandidates> candidates;
   for (int64_t r = 0; r < kGridRows; ++r) {
-    const Range range = range_of(weights + r, n_, options.symmetric);
+    const WeightRange range = range_of(weights + r, n_, kGridRows, options.symmetric);
     for (int64_t c = 0; c < kCandidates; ++c) {
       const float part = static_cast<float>(static_cast<double>(40 - c) / 40.0);
       candidates[static_cast<size_t>(c)][static_cast<size_t>(r)] =

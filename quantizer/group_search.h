@@ -14,6 +14,14 @@ struct ScaleAndZero {
   uint8_t zero = 0;
 };
 
+/// Smallest and largest of n weights that stand `stride` apart, and 0; symmetric: as far from 0 on
+/// both sides.
+struct WeightRange {
+  float low = 0.0f;
+  float high = 0.0f;
+};
+WeightRange range_of(const float* weights, int64_t n, int64_t stride, bool symmetric);
+
 /// By range (arithmetic.md §9, "Scales and zero points"); the scale may be useless (0, NaN,
 /// infinity) where the weights do not fit its type.
 ScaleAndZero scale_and_zero(float low, float high, const QuantizeOptions& options);

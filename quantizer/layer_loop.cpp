@@ -3,21 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <utility>
 
 #include "convert/core/error.h"
+#include "convert/core/stopwatch.h"
 #include "convert/core/words.h"
 
 namespace assay {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 // What --per-module tries beside the run's own value.
 constexpr double kAlphas[] = {0.25, 0.5, 0.75, 1.0};
@@ -208,7 +202,7 @@ void LayerLoop::run_sequential_layer(int layer, LayerReport& report) {
 }
 
 void LayerLoop::compare_held_out(LayerReport& report) {
-  const auto begin = Clock::now();
+  const Stopwatch watch;
   bind_weights(plan_.program, plan_.checkpoint, plan_.program.layers.back().end,
                static_cast<int>(plan_.program.ops.size()), windows_->window_length, weights_);
   plain_weights_.matrices = weights_.matrices;
@@ -217,7 +211,7 @@ void LayerLoop::compare_held_out(LayerReport& report) {
   report.held_out = held_out_->compare().to_json();
   drop_layer(weights_);
   drop_layer(plain_weights_);
-  report.seconds.forward += seconds_since(begin);
+  report.seconds.forward += watch.seconds();
 }
 
 // The 16-bit stream: quantized weights are never run.
@@ -260,14 +254,14 @@ void LayerLoop::solve_without_inputs(int layer, LayerReport& report) {
 
 void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
                         LayerReport& report) {
-  const auto begin = Clock::now();
+  const Stopwatch watch;
   const double streams = plan_.two_streams() ? 2.0 : 1.0;
   const double cost =
       cost_of(cut.layer).forward / static_cast<double>(cut.segments.size()) / streams;
   meter_.begin(cost, label(cut.layer, "activations"));
   walk.run_segment(cut, segment, [&](double share) { meter_.share(share); });
   meter_.end();
-  report.seconds.forward += seconds_since(begin);
+  report.seconds.forward += watch.seconds();
 }
 
 void LayerLoop::forward_plain(const LayerPlan& cut, size_t segment, LayerReport& report) {
@@ -287,7 +281,7 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   const bool residual = std::any_of(stop.matrices.begin(), stop.matrices.end(), [&](int matrix) {
     return plan_.options[static_cast<size_t>(matrix)].residual_alpha != 0.0;
   });
-  const auto begin = Clock::now();
+  const Stopwatch watch;
   meter_.begin(cost.gram / n_stops, label(cut.layer, "Gram matrix"));
   const StopProducts products(walk, plain_walk_ ? &*plain_walk_ : nullptr, stop, name, residual,
                               [&](double share) { meter_.share(share); });
@@ -296,7 +290,7 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
     held_out.emplace(held_out_->quantized(), &held_out_->plain(), stop, name, true, nullptr);
   }
   meter_.end();
-  report.seconds.gram += seconds_since(begin);
+  report.seconds.gram += watch.seconds();
 
   meter_.begin((cost.factor + cost.solve) / n_stops, label(cut.layer, "codes"));
   const Calibration known = products.calibration();
@@ -326,10 +320,10 @@ void LayerLoop::solve_experts(const StreamWalk& walk, const LayerPlan& cut, size
     const int64_t n_tokens = counts[static_cast<size_t>(expert)];
     const std::string name = module_name(matrices.front());
     const bool too_few = n_tokens < options_.min_expert_tokens;
-    const auto begin = Clock::now();
+    const Stopwatch watch;
     std::optional<Hessian> hessian;
     if (n_tokens > 0) hessian = walk.routed_hessian(stop, expert, name);
-    report.seconds.gram += seconds_since(begin);
+    report.seconds.gram += watch.seconds();
     solve_linears(matrices, {.hessian = hessian ? &*hessian : nullptr, .starved = too_few}, nullptr,
                   report, want_packed);
     meter_.share(static_cast<double>(++n_done) / static_cast<double>(experts.size()));
@@ -371,24 +365,24 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
       const bool wanted_in_full = options.target_alpha != 0.0;
       if (plan_.algorithm->needs_calibration && !calibration.starved &&
           (options.damp_percent != factored_with || (wanted_in_full && !in_full))) {
-        const auto begin = Clock::now();
+        const Stopwatch watch;
         factor = make_factor(*calibration.hessian, options,
                              plan_.program.matrices[static_cast<size_t>(matrix)]);
         factored_with = options.damp_percent;
         in_full = wanted_in_full;
-        report.seconds.factor += seconds_since(begin);
+        report.seconds.factor += watch.seconds();
       }
       calibration.factor = factor ? &*factor : nullptr;
-      const auto begin = Clock::now();
+      const Stopwatch watch;
       LinearTrial trial = try_linear(plan_, matrix, options, calibration, held_out);
-      report.seconds.solve += seconds_since(begin);
+      report.seconds.solve += watch.seconds();
       if (held_out != nullptr) {
         tried.push(choice_json(options).set("held_out_distance", *trial.held_out_distance));
         if (best && !(*trial.held_out_distance < *best->held_out_distance)) continue;
       }
       best = std::move(trial);
     }
-    const auto begin = Clock::now();
+    const Stopwatch watch;
     const int64_t n_tokens = calibration.hessian != nullptr ? calibration.hessian->n_tokens : 0;
     solved_.push_back(finish_linear(plan_, matrix, *best, n_tokens, want_packed));
     SolvedLinear& solved = solved_.back();
@@ -399,7 +393,7 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
     report.modules.push_back(solved.report);
     if (events_.on_module) events_.on_module(solved.report);
     release_model_pages();
-    report.seconds.solve += seconds_since(begin);
+    report.seconds.solve += watch.seconds();
   }
 }
 

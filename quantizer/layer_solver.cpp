@@ -1,13 +1,13 @@
 #include "quantizer/layer_solver.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <string>
 #include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
+#include "convert/core/stopwatch.h"
 #include "quantizer/grid.h"
 #include "quantizer/loss.h"
 #include "quantizer/q4_k_grid.h"
@@ -39,15 +39,11 @@ std::vector<float> read_weights(const RunPlan& plan, const MatrixSlot& slot) {
   return weights;
 }
 
-double seconds_since(std::chrono::steady_clock::time_point begin) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 double held_out_distance(const LayerProblem& problem, const QuantizeOptions& options,
                          const LayerResult& result) {
   Grid grid;
   grid.group_size = columns_per_group(problem.in_features, options);
-  grid.n_groups = (problem.in_features + grid.group_size - 1) / grid.group_size;
+  grid.n_groups = groups_per_row(problem.in_features, options);
   grid.scales = result.scales;
   grid.zero_points = result.zero_points;
   const double loss = loss_of_codes(problem, grid, result.codes);
@@ -67,7 +63,7 @@ QuantizeOptions uncalibrated(QuantizeOptions options) {
 PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& options,
                          const LayerResult& result) {
   const int64_t group_size = columns_per_group(linear.in_features, options);
-  const int64_t n_groups = (linear.in_features + group_size - 1) / group_size;
+  const int64_t n_groups = groups_per_row(linear.in_features, options);
   const auto read_row = [&](int64_t row, IntegerRow& out) {
     const auto* codes = result.codes.data() + row * linear.in_features;
     out.codes.assign(codes, codes + linear.in_features);
@@ -82,7 +78,7 @@ PackedMatrix pack_result(const LinearShape& linear, const QuantizeOptions& optio
 
 LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& options,
                        const Calibration& calibration, const Calibration* held_out) {
-  const auto begin = std::chrono::steady_clock::now();
+  const Stopwatch watch;
   const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(matrix)];
   const std::vector<float> weights = read_weights(plan, slot);
   LayerProblem problem{.module = slot.module,
@@ -107,7 +103,7 @@ LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& o
     problem.residual_drift = held_out->residual_drift;
     trial.held_out_distance = held_out_distance(problem, options, trial.result);
   }
-  trial.seconds = seconds_since(begin);
+  trial.seconds = watch.seconds();
   return trial;
 }
 

@@ -1,7 +1,6 @@
 #include "quantizer/pipeline.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/sha256.h"
+#include "convert/core/stopwatch.h"
 #include "quantizer/fingerprint.h"
 #include "quantizer/layer_loop.h"
 #include "quantizer/result_card.h"
@@ -18,12 +18,6 @@
 
 namespace assay {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
 
 std::string parent_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
@@ -269,7 +263,7 @@ DryRun dry_run(const RunOptions& options) {
 }
 
 RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
-  const auto begin = Clock::now();
+  const Stopwatch watch;
   refuse_what_is_there(options);
   const Prepared prepared = prepare(options);
   if (options.resume && !options.force && file_exists(options.out) &&
@@ -305,7 +299,7 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
                                        });
   }
   for (const OutputFile& file : result.files) result.output_bytes += file.bytes;
-  result.seconds = seconds_since(begin);
+  result.seconds = watch.seconds();
   write_report(options, result);
   state.remove();
   return result;

@@ -85,9 +85,9 @@ class PackTask {
 bool refines(const QuantizeOptions& options) { return options.refit_rounds > 0; }
 
 uint64_t refine_peak_bytes(int64_t columns, const QuantizeOptions& options) {
-  const int64_t group = columns_per_group(columns, options);
-  const uint64_t pack = RowQuadraticPack::bytes(columns, (columns + group - 1) / group);
-  return pack + (options.regrid_rounds > 0 ? regrid_peak_bytes(group) : 0);
+  const uint64_t pack = RowQuadraticPack::bytes(columns, groups_per_row(columns, options));
+  if (options.regrid_rounds == 0) return pack;
+  return pack + regrid_peak_bytes(columns_per_group(columns, options));
 }
 
 StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,

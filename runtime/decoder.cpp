@@ -1,23 +1,13 @@
 #include "runtime/decoder.h"
 
 #include <algorithm>
-#include <chrono>
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/stopwatch.h"
 
 namespace assay {
 namespace {
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 bool contains(const std::vector<int32_t>& ids, int32_t id) {
   return std::find(ids.begin(), ids.end(), id) != ids.end();

@@ -13,11 +13,6 @@ namespace {
 // Version of the format's reference library whose fields are written.
 constexpr const char* kFormatVersion = "0.15.0";
 
-int64_t groups_of(const LinearShape& linear, const QuantizeOptions& options) {
-  const int64_t columns = columns_per_group(linear.in_features, options);
-  return (linear.in_features + columns - 1) / columns;
-}
-
 DType scale_dtype(DType source) { return source; }
 
 void check(const QuantizeOptions&) {}
@@ -29,7 +24,7 @@ std::string find_fault(const LinearShape& linear, const QuantizeOptions& options
 
 std::vector<TensorSpec> tensors(const LinearShape& linear, const QuantizeOptions& options) {
   const std::string module(linear.module);
-  const int64_t n_groups = groups_of(linear, options);
+  const int64_t n_groups = groups_per_row(linear.in_features, options);
   std::vector<TensorSpec> specs = {
       {module + ".weight_packed",
        DType::kI32,
@@ -56,7 +51,7 @@ std::vector<std::vector<std::byte>> pack(const LinearShape& linear, const Quanti
   std::memcpy(out.back().data(), shape, sizeof(shape));
   if (!options.symmetric) {
     out.push_back(pack_down_columns(options.bits, result.zero_points, linear.out_features,
-                                    groups_of(linear, options)));
+                                    groups_per_row(linear.in_features, options)));
   }
   return out;
 }

@@ -10,11 +10,6 @@
 namespace assay {
 namespace {
 
-int64_t groups_of(const LinearShape& linear, const QuantizeOptions& options) {
-  const int64_t columns = columns_per_group(linear.in_features, options);
-  return (linear.in_features + columns - 1) / columns;
-}
-
 DType scale_dtype(DType) { return DType::kF16; }
 
 void check(const QuantizeOptions& options) {
@@ -33,7 +28,7 @@ std::string find_fault(const LinearShape& linear, const QuantizeOptions& options
 
 std::vector<TensorSpec> tensors(const LinearShape& linear, const QuantizeOptions& options) {
   const std::string module(linear.module);
-  const int64_t n_groups = groups_of(linear, options);
+  const int64_t n_groups = groups_per_row(linear.in_features, options);
   return {
       {module + ".qweight",
        DType::kI32,
@@ -48,7 +43,7 @@ std::vector<TensorSpec> tensors(const LinearShape& linear, const QuantizeOptions
 
 std::vector<std::vector<std::byte>> pack(const LinearShape& linear, const QuantizeOptions& options,
                                          const LayerResult& result) {
-  const int64_t n_groups = groups_of(linear, options);
+  const int64_t n_groups = groups_per_row(linear.in_features, options);
   std::vector<std::vector<std::byte>> out;
   const std::vector<uint8_t> codes =
       transpose(result.codes, linear.out_features, linear.in_features);
