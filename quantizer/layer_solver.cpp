@@ -14,7 +14,6 @@
 #include "quantizer/quantize_linear.h"
 #include "quantizer/recipe.h"
 #include "quantizer/refine.h"
-#include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
 #include "quantizer/target.h"
 
@@ -158,17 +157,11 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
                               : 0;
   const uint64_t lattice =
       options.grid == GridKind::kQ4K ? q4_k_grid_peak_bytes(static_cast<int64_t>(group)) : 0;
-  uint64_t steps = 0;
-  uint64_t target = 0;
+  uint64_t steps = refine_peak_bytes(linear.in_features, options);
+  uint64_t target = refine_shared_bytes(linear.in_features, options);
   if (options.target_alpha != 0.0) {
-    target = rows * columns * sizeof(float);
-    steps = target_peak_bytes(linear.in_features);
-  }
-  if (refines(options)) {
-    steps = std::max(steps, refine_peak_bytes(linear.in_features, options));
-  }
-  if (options.regrid_rounds > 0) {
-    target += group_blocks_bytes(linear.in_features, static_cast<int64_t>(group));
+    target += rows * columns * sizeof(float);
+    steps = std::max(steps, target_peak_bytes(linear.in_features));
   }
   return weights + target + scales + threads * std::max({codes, loss, search, lattice, steps});
 }

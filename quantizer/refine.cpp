@@ -85,9 +85,15 @@ class PackTask {
 bool refines(const QuantizeOptions& options) { return options.refit_rounds > 0; }
 
 uint64_t refine_peak_bytes(int64_t columns, const QuantizeOptions& options) {
+  if (!refines(options)) return 0;
   const uint64_t pack = RowQuadraticPack::bytes(columns, groups_per_row(columns, options));
   if (options.regrid_rounds == 0) return pack;
   return pack + regrid_peak_bytes(columns_per_group(columns, options));
+}
+
+uint64_t refine_shared_bytes(int64_t columns, const QuantizeOptions& options) {
+  if (options.regrid_rounds == 0) return 0;
+  return group_blocks_bytes(columns, columns_per_group(columns, options));
 }
 
 StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,

@@ -16,7 +16,8 @@ StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
 /// Whether options ask for any of it.
 bool refines(const QuantizeOptions& options);
 
-/// Bytes per thread.
+/// Bytes per thread, and those that all threads share; 0 where options ask for none of it.
 uint64_t refine_peak_bytes(int64_t columns, const QuantizeOptions& options);
+uint64_t refine_shared_bytes(int64_t columns, const QuantizeOptions& options);
 
 }  // namespace assay
