@@ -16,7 +16,7 @@ function(assay_compile_options target)
   endif()
 endfunction()
 
-# With ASSAY_JOIN_SOURCES, compiles up to a dozen of the sources in one unit: for builds from nothing
+# With ASSAY_JOIN_SOURCES, compiles up to two dozen of the sources in one unit: for builds from nothing
 # that nobody edits under. Sources with flags of their own stay alone.
 function(assay_join_sources target)
   if(NOT ASSAY_JOIN_SOURCES)
@@ -24,7 +24,7 @@ function(assay_join_sources target)
   endif()
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   execute_process(
-    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/join_sources.py groups 12 ${ARGN}
+    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/join_sources.py groups 24 ${ARGN}
     WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE groups
     OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
