@@ -15,6 +15,7 @@
 #include "convert/core/math64.h"
 #include "convert/core/parallel.h"
 #include "convert/core/version.h"
+#include "convert/families/config_writer.h"
 #include "convert/hf_config.h"
 #include "convert/hf_tokenizer.h"
 #include "convert/model_card.h"
@@ -68,9 +69,7 @@ std::string plain_config(const Json& config, std::optional<DType> dtype) {
     if (key == "quantization_config") continue;
     const bool is_type = key == "dtype" || key == "torch_dtype";
     if (is_type && dtype) {
-      plain.set(key, *dtype == DType::kBF16  ? "bfloat16"
-                     : *dtype == DType::kF16 ? "float16"
-                                             : "float32");
+      plain.set(key, config_dtype_name(*dtype));
     } else {
       plain.set(key, value);
     }

@@ -37,7 +37,7 @@ struct HfTensor {
 /// Planned before a byte is written.
 class HfExport {
  public:
-  /// Throws UnsupportedError for a family whose config.json cannot be written from GGUF.
+  /// Throws UnsupportedError for a GGUF file of which config.json cannot say everything.
   HfExport(std::shared_ptr<const Checkpoint> checkpoint, const HfExportOptions& options);
   HfExport(const HfExport&) = delete;
   HfExport& operator=(const HfExport&) = delete;

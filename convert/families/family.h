@@ -140,6 +140,8 @@ struct GgufExtraTensor {
   std::vector<float> values;  // 1-D, F32
 };
 
+class ConfigMembers;
+
 /// One model family: plain functions, no state. A new family is one file and one row in
 /// registry.cpp.
 struct Family {
@@ -158,6 +160,10 @@ struct Family {
   /// that the field's converter writes them. Throws UnsupportedError for what GGUF cannot say.
   void (*write_gguf_metadata)(const ModelSpec& spec, const Json& config, uint32_t file_type,
                               GgufMetadata& metadata);
+  /// Adds to the config.json of a model that `file` holds what set_decoder_sizes (config_writer.h)
+  /// has not said yet: class, layers, heads, rope. read_config must read the same spec from it.
+  /// Throws UnsupportedError for what config.json cannot say.
+  void (*write_config)(const ModelSpec& spec, const GgufFile& file, ConfigMembers& config);
   std::vector<GgufExtraTensor> (*gguf_extra_tensors)(const ModelSpec& spec);
   /// Why some run of this model in GGUF would differ from the Hugging Face one (Mistral's window);
   /// empty if it does not.

@@ -5,6 +5,7 @@
 
 #include "convert/core/error.h"
 #include "convert/families/bounds.h"
+#include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
@@ -198,6 +199,22 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
+/// s of the scale 1/√s; a whole number where there is one.
+Json scalar_of_scale(double scale) {
+  const double scalar = 1.0 / (scale * scale);
+  const double whole = std::nearbyint(scalar);
+  return 1.0 / std::sqrt(whole) == scale ? Json(static_cast<int64_t>(whole)) : Json(scalar);
+}
+
+void write_config(const ModelSpec& spec, const GgufFile&, ConfigMembers& config) {
+  const LayersOfTwoKinds layers = set_windowed_layers(spec, config);
+  set_class("Gemma3ForCausalLM", "gemma3_text", config);
+  set_attention_bias(*layers.full, config);
+  config.set("attn_logit_softcapping", nullptr);
+  config.set("query_pre_attn_scalar", scalar_of_scale(layers.full->scale));
+  config.set("use_bidirectional_attention", false);
+}
+
 }  // namespace
 
 extern const Family kGemma3Family;
@@ -210,6 +227,7 @@ const Family kGemma3Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
+    .write_config = write_config,
     .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = no_gguf_warning,
     .ignores_tensor = is_rotary_cache,

@@ -7,6 +7,7 @@
 
 #include "convert/core/error.h"
 #include "convert/families/bounds.h"
+#include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
@@ -412,6 +413,37 @@ bool ignores_tensor(std::string_view hf_name) {
   return unused || is_rotary_cache(hf_name);
 }
 
+void write_config(const ModelSpec& spec, const GgufFile&, ConfigMembers& config) {
+  const LayersOfTwoKinds layers = set_windowed_layers(spec, config);
+  const AttentionSpec *full = layers.full, *sliding = layers.sliding;
+  const auto n_shared =
+      std::count_if(spec.layers.begin(), spec.layers.end(),
+                    [](const LayerSpec& layer) { return layer.attention.kv_source.has_value(); });
+  const LayerSpec &first = spec.layers.front(), &last = spec.layers.back();
+  const std::optional<MoeSpec>& moe = first.moe;
+  set_class("Gemma4ForCausalLM", "gemma4_text", config);
+  Json per_layer = Json::object();
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    if (spec.layers[i].attention.sliding_window) continue;
+    Json layer = Json::object().set("head_dim", full->head_dim);
+    if (full->n_kv_heads != sliding->n_kv_heads) {
+      layer.set("num_key_value_heads", full->n_kv_heads);
+    }
+    per_layer.set(std::to_string(i), std::move(layer));
+  }
+  config.set("attention_bias", false);
+  config.set("attention_k_eq_v", full->k_is_v);
+  config.set("enable_moe_block", moe.has_value());
+  config.set("hidden_size_per_layer_input", spec.per_layer_input_size);
+  config.set("moe_intermediate_size", moe ? Json(moe->intermediate_size) : Json());
+  config.set("num_experts", moe ? Json(moe->n_experts) : Json());
+  config.set("num_kv_shared_layers", static_cast<int64_t>(n_shared));
+  config.set("per_layer_config", std::move(per_layer));
+  config.set("top_k_experts", moe ? Json(moe->top_k) : Json());
+  config.set("use_double_wide_mlp", last.mlp.intermediate_size == 2 * first.mlp.intermediate_size);
+  config.set("vocab_size_per_layer_input", spec.vocab_size);
+}
+
 }  // namespace
 
 extern const Family kGemma4Family;
@@ -424,6 +456,7 @@ const Family kGemma4Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
+    .write_config = write_config,
     .gguf_extra_tensors = gguf_extra_tensors,
     .gguf_warning = no_gguf_warning,
     .ignores_tensor = ignores_tensor,

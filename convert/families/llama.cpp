@@ -1,5 +1,6 @@
 // Llama 2 and 3, Mistral, SmolLM2: architectures.md §2.
 #include "convert/families/bounds.h"
+#include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
@@ -75,6 +76,14 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
+void write_config(const ModelSpec& spec, const GgufFile&, ConfigMembers& config) {
+  const LayerSpec& layer = spec.layers.front();
+  set_class("LlamaForCausalLM", "llama", config);
+  set_dense_layers(spec, config);
+  set_attention_bias(layer.attention, config);
+  config.set("mlp_bias", layer.mlp.bias);
+}
+
 }  // namespace
 
 extern const Family kLlamaFamily;
@@ -86,6 +95,7 @@ const Family kLlamaFamily = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
+    .write_config = write_config,
     .gguf_extra_tensors = gguf_extra_tensors,
     .gguf_warning = gguf_window_warning,
     .ignores_tensor = is_rotary_cache,

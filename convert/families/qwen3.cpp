@@ -1,5 +1,6 @@
 // Qwen3, dense: architectures.md §4.1.
 #include "convert/families/bounds.h"
+#include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
@@ -43,6 +44,13 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
+void write_config(const ModelSpec& spec, const GgufFile&, ConfigMembers& config) {
+  set_class("Qwen3ForCausalLM", "qwen3", config);
+  set_dense_layers(spec, config);
+  config.set("attention_bias", spec.layers.front().attention.qkv_bias);
+  config.set("use_sliding_window", false);
+}
+
 }  // namespace
 
 extern const Family kQwen3Family;
@@ -54,6 +62,7 @@ const Family kQwen3Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
+    .write_config = write_config,
     .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = gguf_window_warning,
     .ignores_tensor = is_rotary_cache,

@@ -5,6 +5,7 @@
 
 #include "convert/core/error.h"
 #include "convert/families/bounds.h"
+#include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
@@ -239,6 +240,58 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
+/// The first three of rope.dimension_sections, unless all are 0.
+std::optional<Json> mrope_sections(const GgufFile& file) {
+  const GgufValue* value =
+      file.metadata().find(std::string(kArchitecture) + ".rope.dimension_sections");
+  const auto* array = value == nullptr ? nullptr : std::get_if<GgufArray>(value);
+  const auto* sizes =
+      array == nullptr ? nullptr : std::get_if<std::vector<int32_t>>(&array->values);
+  if (sizes == nullptr ||
+      std::all_of(sizes->begin(), sizes->end(), [](int32_t n) { return n == 0; })) {
+    return std::nullopt;
+  }
+  Json list = Json::array();
+  for (size_t i = 0; i < std::min<size_t>(3, sizes->size()); ++i) list.push((*sizes)[i]);
+  return list;
+}
+
+void write_config(const ModelSpec& spec, const GgufFile& file, ConfigMembers& config) {
+  const AttentionSpec* attention = nullptr;
+  const DeltaNetSpec* delta_net = nullptr;
+  Json types = Json::array();
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.delta_net) {
+      delta_net = &*layer.delta_net;
+    } else {
+      attention = &layer.attention;
+    }
+    types.push(layer.delta_net ? kLinear : kFull);
+  }
+  if (attention == nullptr || delta_net == nullptr) {
+    throw UnsupportedError("config.json of Qwen3.5 needs layers of both kinds");
+  }
+  set_class("Qwen3_5ForCausalLM", "qwen3_5_text", config);
+  set_heads(*attention, config);
+  const double partial =
+      static_cast<double>(attention->rope.rotary_dims) / static_cast<double>(attention->head_dim);
+  Json rope = rope_json(attention->rope);
+  rope.set("partial_rotary_factor", partial);
+  if (std::optional<Json> sections = mrope_sections(file)) {
+    rope.set("mrope_interleaved", true).set("mrope_section", std::move(*sections));
+  }
+  config.set("attention_bias", attention->qkv_bias);
+  config.set("hidden_act", "silu");
+  config.set("layer_types", std::move(types));
+  config.set("linear_conv_kernel_dim", delta_net->conv_kernel);
+  config.set("linear_key_head_dim", delta_net->key_dim);
+  config.set("linear_num_key_heads", delta_net->n_key_heads);
+  config.set("linear_num_value_heads", delta_net->n_value_heads);
+  config.set("linear_value_head_dim", delta_net->value_dim);
+  config.set("partial_rotary_factor", partial);
+  config.set("rope_parameters", std::move(rope));
+}
+
 }  // namespace
 
 extern const Family kQwen35Family;
@@ -250,6 +303,7 @@ const Family kQwen35Family = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
+    .write_config = write_config,
     .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = no_gguf_warning,
     .ignores_tensor = is_rotary_cache,

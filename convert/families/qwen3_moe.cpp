@@ -5,6 +5,7 @@
 
 #include "convert/core/error.h"
 #include "convert/families/bounds.h"
+#include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
@@ -133,6 +134,25 @@ ModelSpec read_gguf(const GgufFile& file) {
   return spec;
 }
 
+void write_config(const ModelSpec& spec, const GgufFile& file, ConfigMembers& config) {
+  const LayerSpec& layer = spec.layers.front();
+  const MoeSpec& moe = *layer.moe;
+  set_class("Qwen3MoeForCausalLM", "qwen3_moe", config);
+  set_dense_layers(spec, config);
+  set_attention_bias(layer.attention, config);
+  config.set("decoder_sparse_step", 1);
+  // Of an MLP that no layer has.
+  const GgufIntegers integers(file, std::string(kArchitecture));
+  config.set("intermediate_size", integers.find("feed_forward_length", 1, kMaxIntermediate)
+                                      .value_or(moe.top_k * moe.intermediate_size));
+  config.set("mlp_only_layers", Json::array());
+  config.set("moe_intermediate_size", moe.intermediate_size);
+  config.set("norm_topk_prob", moe.normalize);
+  config.set("num_experts", moe.n_experts);
+  config.set("num_experts_per_tok", moe.top_k);
+  config.set("use_sliding_window", false);
+}
+
 }  // namespace
 
 extern const Family kQwen3MoeFamily;
@@ -144,6 +164,7 @@ const Family kQwen3MoeFamily = {
     .read_gguf = read_gguf,
     .tensors = tensors,
     .write_gguf_metadata = write_gguf_metadata,
+    .write_config = write_config,
     .gguf_extra_tensors = no_gguf_extras,
     .gguf_warning = gguf_window_warning,
     .ignores_tensor = is_rotary_cache,
