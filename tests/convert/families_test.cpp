@@ -43,6 +43,20 @@ std::string error_of(Json::Object members, const std::string& model_type = "llam
 
 Json object(Json::Object members) { return Json(std::move(members)); }
 
+TEST(Families, EachHasATinyModelThatTheTestsRun) {
+  std::set<std::string_view> tested;
+  const auto add = [&](const std::string& folder) {
+    const Json config = read_json_file(folder + "/config.json");
+    tested.insert(find_family_by_model_type(config.at("model_type").as_string()).name);
+  };
+  add(test::source_path("tests/data/llama-tiny"));
+  for (const std::string& model : test::family_models()) add(test::family_model_path(model));
+
+  for (const Family* family : all_families()) {
+    EXPECT_TRUE(tested.contains(family->name)) << family->name;
+  }
+}
+
 TEST(LlamaConfig, GivesTheSpecOfLlamaTiny) {
   const std::string folder = test::source_path("tests/data/llama-tiny") + "/";
   const ModelSpec spec = read(read_json_file(folder + "config.json"),

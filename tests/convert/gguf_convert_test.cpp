@@ -354,7 +354,7 @@ TEST(GgufVocabulary, Case_B48_RefusesMoreTokensThanRows) {
 }
 
 TEST(GgufVocabulary, ScoresOfPiecesFollowTheOrderOfTheMerges) {
-  TinyModel model = test::read_model(test::source_path("tests/data/families/gemma3"));
+  TinyModel model = test::read_model(test::family_model_path("gemma3"));
   model.tokenizer_json = make_tiny_model({.vocab_size = 256}).tokenizer_json;
 
   const GgufMetadata metadata = metadata_of(model);

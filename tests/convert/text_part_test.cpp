@@ -5,7 +5,6 @@
 
 #include "convert/checkpoint.h"
 #include "convert/core/error.h"
-#include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_model.h"
 
@@ -17,7 +16,7 @@ using testing::HasSubstr;
 
 /// The tiny Gemma 3 as the text part of a larger model, its tensors under other names.
 TinyModel multimodal(const std::string& model_prefix) {
-  TinyModel model = test::read_model(test::source_path("tests/data/families/gemma3"));
+  TinyModel model = test::read_model(test::family_model_path("gemma3"));
   for (test::NamedTensor& named : model.tensors) {
     named.name = model_prefix + named.name.substr(std::string("model.").size());
   }
@@ -40,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Prefixes, TextPart,
 
 TEST_P(TextPart, IsTheSameModelAndTheOtherPartsAreNamed) {
   const test::TemporaryDirectory folder;
-  const auto plain = Checkpoint::open(test::source_path("tests/data/families/gemma3"));
+  const auto plain = Checkpoint::open(test::family_model_path("gemma3"));
 
   const auto checkpoint = Checkpoint::open(multimodal(GetParam()).write(folder.file("model")));
 

@@ -10,7 +10,6 @@
 #include "convert/core/error.h"
 #include "tests/quantizer/run_fixture.h"
 #include "tests/support/bits_equal.h"
-#include "tests/support/shared_data.h"
 
 namespace assay {
 namespace {
@@ -26,9 +25,7 @@ class QuantizedExperts : public testing::Test {
  protected:
   QuantizedExperts() { test::write_tokens(fixture_.path("ids.npy"), 5, 32, 9, 256); }
 
-  static TinyModel model() {
-    return test::read_model(test::source_path("tests/data/families/qwen3_moe"));
-  }
+  static TinyModel model() { return test::read_model(test::family_model_path("qwen3_moe")); }
   RunOptions options(const TinyModel& model, const std::string& out = "out") {
     RunOptions options = fixture_.options();
     options.model = model.write(fixture_.path("model of " + out));
@@ -49,7 +46,7 @@ class QuantizedExperts : public testing::Test {
 
 /// Top 1 of six, of which the last never wins: the first two have opposite logits, its own is 0.
 TinyModel with_a_lost_expert() {
-  TinyModel model = test::read_model(test::source_path("tests/data/families/qwen3_moe"));
+  TinyModel model = test::read_model(test::family_model_path("qwen3_moe"));
   model.config.set("num_experts_per_tok", 1);
   for (const int layer : {0, 1}) {
     Tensor& router = model.tensor("model.layers." + std::to_string(layer) + ".mlp.gate.weight");

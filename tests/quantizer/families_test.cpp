@@ -7,14 +7,14 @@
 #include "convert/core/parallel.h"
 #include "runtime/isa.h"
 #include "tests/quantizer/run_fixture.h"
-#include "tests/support/shared_data.h"
+#include "tests/support/tiny_model.h"
 
 namespace assay {
 namespace {
 
 using test::QuantizeRun;
 
-class QuantizedFamily : public testing::TestWithParam<const char*> {
+class QuantizedFamily : public testing::TestWithParam<std::string> {
  protected:
   QuantizedFamily() { test::write_tokens(fixture_.path("ids.npy"), 5, 32, 9, 256); }
   void TearDown() override {
@@ -26,7 +26,7 @@ class QuantizedFamily : public testing::TestWithParam<const char*> {
     return with_family(fixture_.best_options(), out);
   }
   RunOptions with_family(RunOptions options, const std::string& out) const {
-    options.model = test::source_path(std::string("tests/data/families/") + GetParam());
+    options.model = test::family_model_path(GetParam());
     options.calibration = fixture_.path("ids.npy");
     options.min_expert_tokens = 8;
     options.out = fixture_.path(out);
@@ -37,10 +37,8 @@ class QuantizedFamily : public testing::TestWithParam<const char*> {
   int threads_before_ = n_threads();
 };
 
-INSTANTIATE_TEST_SUITE_P(Families, QuantizedFamily,
-                         testing::Values("qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma4",
-                                         "gemma4_e", "gemma4_moe", "qwen3_5"),
-                         [](const auto& model) { return std::string(model.param); });
+INSTANTIATE_TEST_SUITE_P(Families, QuantizedFamily, testing::ValuesIn(test::family_models()),
+                         [](const auto& model) { return model.param; });
 
 TEST_P(QuantizedFamily, OpensAndHoldsEveryLinearInFourBits) {
   const RunResult result = fixture_.run(options("out"));

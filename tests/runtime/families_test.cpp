@@ -12,7 +12,6 @@
 #include "runtime/isa.h"
 #include "tests/runtime/references.h"
 #include "tests/support/bits_equal.h"
-#include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_model.h"
 
@@ -21,10 +20,10 @@ namespace {
 
 using test::bits_equal;
 
-class FamilyModel : public testing::TestWithParam<const char*> {
+class FamilyModel : public testing::TestWithParam<std::string> {
  protected:
   FamilyModel()
-      : path_(test::source_path(std::string("tests/data/families/") + GetParam())),
+      : path_(test::family_model_path(GetParam())),
         expected_(SafetensorsFile::open(path_ + ".expected.safetensors")),
         ids_(test::int32s_of(expected_, "token_ids")) {}
   void TearDown() override { force_isa(best_isa()); }
@@ -56,10 +55,8 @@ class FamilyModel : public testing::TestWithParam<const char*> {
   std::vector<int32_t> ids_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Families, FamilyModel,
-                         testing::Values("qwen2", "qwen3", "qwen3_moe", "gemma3", "gemma4",
-                                         "gemma4_e", "gemma4_moe", "qwen3_5"),
-                         [](const auto& model) { return std::string(model.param); });
+INSTANTIATE_TEST_SUITE_P(Families, FamilyModel, testing::ValuesIn(test::family_models()),
+                         [](const auto& model) { return model.param; });
 
 TEST_P(FamilyModel, GivesTheLogitsOfAnIndependentProgram) {
   const std::vector<float> expected = test::floats_of(expected_, "logits");

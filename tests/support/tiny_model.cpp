@@ -13,6 +13,7 @@
 #include "convert/formats/format.h"
 #include "convert/safetensors.h"
 #include "tests/support/random.h"
+#include "tests/support/shared_data.h"
 
 namespace assay::test {
 namespace {
@@ -280,6 +281,19 @@ TinyModel make_tiny_model(const TinyModelOptions& options) {
   norm("model.norm.weight");
   if (!options.tied_head) linear("lm_head", options.vocab_size, hidden, false);
   return model;
+}
+
+std::vector<std::string> family_models() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(family_model_path(""))) {
+    if (entry.is_directory()) names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::string family_model_path(std::string_view name) {
+  return source_path("tests/data/families/" + std::string(name));
 }
 
 TinyModel read_model(const std::string& folder) {

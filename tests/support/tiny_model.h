@@ -65,6 +65,11 @@ struct TinyModel {
 /// A Llama or Mistral with random weights that depend on the options alone.
 TinyModel make_tiny_model(const TinyModelOptions& options = {});
 
+/// The tiny random models of tests/data/families, by the names of their folders, ascending:
+/// scripts/make_family_models.py. A family may have several.
+std::vector<std::string> family_models();
+std::string family_model_path(std::string_view name);
+
 /// A folder with one safetensors file, to be changed and written elsewhere. Its tokenizer files are
 /// not read.
 TinyModel read_model(const std::string& folder);
