@@ -10,19 +10,17 @@
 #include "convert/core/file.h"
 #include "convert/families/config_reader.h"
 #include "convert/families/family.h"
+#include "convert/tokenizer/vocabulary_kind.h"
 
 namespace assay {
 namespace {
 
-// Token types of GGUF (architectures.md §8.4).
-constexpr int32_t kNormal = 1;
-constexpr int32_t kUnknown = 2;
-constexpr int32_t kControl = 3;
-constexpr int32_t kUserDefined = 4;
-constexpr int32_t kUnused = 5;
-constexpr int32_t kByte = 6;
+using tokenization::TokenType;
+using tokenization::VocabularyKind;
 
-constexpr float kGemmaScore = -1000.0f;  // of every token of the vocabulary "gemma4"
+// Scores of tokens that merges do not make, as the field's converter writes them.
+constexpr float kAddedScore = -1000.0f;
+constexpr float kPaddingScore = -10000.0f;
 
 Json read_object_if_there(const std::string& path) {
   return file_exists(path) ? read_json_file(path) : Json::object();
@@ -52,35 +50,58 @@ std::vector<float> scores_of_merges(const Tokenizer& tokenizer, int64_t vocab_si
   return scores;
 }
 
-/// Tokens and their types, one for each row of the embedding. `has_bytes`: a vocabulary of pieces
-/// of text, with tokens for bytes beside them.
-void add_tokens(const Tokenizer& tokenizer, int64_t vocab_size, bool has_bytes,
-                const std::optional<std::string>& unknown, std::vector<float> scores,
-                GgufMetadata& metadata) {
-  std::map<int32_t, bool> added;  // id → control
-  for (const AddedToken& token : tokenizer.added_tokens()) {
-    added[token.id] = token.special || looks_special(token.content);
+std::vector<float> scores_of(const Tokenizer& tokenizer, const VocabularyKind& kind,
+                             int64_t vocab_size) {
+  const auto n = static_cast<size_t>(vocab_size);
+  if (kind.has_merges) return std::vector<float>(n, kAddedScore);
+  if (tokenizer.scores().empty()) return scores_of_merges(tokenizer, vocab_size);
+  std::vector<float> scores(tokenizer.scores().begin(), tokenizer.scores().end());
+  scores.resize(static_cast<size_t>(tokenizer.vocab_size()), kAddedScore);
+  scores.resize(n, kPaddingScore);
+  return scores;
+}
+
+/// The type of every token, by id.
+class TokenTypes {
+ public:
+  TokenTypes(const Tokenizer& tokenizer, const VocabularyKind& kind, std::optional<int32_t> unknown)
+      : tokenizer_(tokenizer), kind_(kind) {
+    for (const AddedToken& token : tokenizer.added_tokens()) {
+      const bool control = token.special || looks_special(token.content);
+      added_[token.id] = control ? TokenType::kControl : TokenType::kUserDefined;
+    }
+    // Beside merges it stays what it was added as.
+    if (unknown && !kind.has_merges) added_[*unknown] = TokenType::kUnknown;
   }
+
+  TokenType of(int32_t id, std::string_view token) const {
+    const auto found = added_.find(id);
+    if (found != added_.end()) return found->second;
+    if (!tokenizer_.is_in_model(id)) return TokenType::kUnused;
+    return kind_.has_pieces && is_byte_token(token) ? TokenType::kByte : TokenType::kNormal;
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  const VocabularyKind& kind_;
+  std::map<int32_t, TokenType> added_;
+};
+
+/// One token for each row of the embedding, with its type.
+void add_tokens(const Tokenizer& tokenizer, const VocabularyKind& kind, int64_t vocab_size,
+                std::optional<int32_t> unknown, GgufMetadata& metadata) {
+  const TokenTypes types_of(tokenizer, kind, unknown);
   std::vector<std::string> tokens;
   std::vector<int32_t> types;
   for (int32_t id = 0; id < vocab_size; ++id) {
     const std::optional<std::string> token = tokenizer.token(id);
-    if (!token) {
-      tokens.push_back(fmt::format("[PAD{}]", id));
-      types.push_back(kUnused);
-      continue;
-    }
-    tokens.push_back(*token);
-    const auto found = added.find(id);
-    if (found == added.end()) {
-      types.push_back(has_bytes && is_byte_token(*token) ? kByte : kNormal);
-    } else {
-      types.push_back(found->second ? kControl : kUserDefined);
-    }
-    if (token == unknown) types.back() = kUnknown;
+    tokens.push_back(token ? *token : fmt::format("[PAD{}]", id));
+    types.push_back(static_cast<int32_t>(token ? types_of.of(id, *token) : TokenType::kUnused));
   }
   metadata.set("tokenizer.ggml.tokens", GgufArray{std::move(tokens)});
-  if (!scores.empty()) metadata.set("tokenizer.ggml.scores", GgufArray{std::move(scores)});
+  if (kind.has_scores) {
+    metadata.set("tokenizer.ggml.scores", GgufArray{scores_of(tokenizer, kind, vocab_size)});
+  }
   metadata.set("tokenizer.ggml.token_type", GgufArray{std::move(types)});
 }
 
@@ -129,7 +150,7 @@ void add_post_processor(const Tokenizer& tokenizer, std::optional<int32_t> bos,
 }
 
 void add_special_ids(const Tokenizer& tokenizer, const Json& config, const ModelSpec& spec,
-                     GgufMetadata& metadata) {
+                     std::optional<int32_t> unknown, GgufMetadata& metadata) {
   const auto add = [&](const std::string& key, std::optional<int32_t> id) {
     if (id) metadata.set(key, static_cast<uint32_t>(*id));
   };
@@ -138,7 +159,7 @@ void add_special_ids(const Tokenizer& tokenizer, const Json& config, const Model
   if (!eos && !spec.stop_ids.empty()) eos = spec.stop_ids.front();
   add("tokenizer.ggml.bos_token_id", bos);
   add("tokenizer.ggml.eos_token_id", eos);
-  add("tokenizer.ggml.unknown_token_id", special_id(tokenizer, config, "unk_token"));
+  add("tokenizer.ggml.unknown_token_id", unknown);
   add("tokenizer.ggml.padding_token_id", special_id(tokenizer, config, "pad_token"));
 
   add_post_processor(tokenizer, bos, eos, metadata);
@@ -158,6 +179,33 @@ void add_chat_templates(const ChatTemplates& templates, GgufMetadata& metadata) 
   }
   if (!names.empty()) metadata.set("tokenizer.chat_templates", GgufArray{std::move(names)});
   if (templates.main) metadata.set("tokenizer.chat_template", *templates.main);
+}
+
+/// The kind of vocabulary that this tokenizer is in a file of this family.
+const VocabularyKind& kind_of(const Tokenizer& tokenizer, const Family& family,
+                              const std::string& folder) {
+  if (!tokenizer.is_byte_level() && !tokenizer.space_prefix()) {
+    throw UnsupportedError(fmt::format(
+        "{}: GGUF cannot say what this {} tokenizer does; it can for byte-level BPE, and for BPE "
+        "of pieces in which U+2581 stands for every space, as in a tokenizer.model of that kind "
+        "without a tokenizer.json beside it",
+        folder, tokenizer.model_name()));
+  }
+  const VocabularyKind* kind = tokenization::find_vocabulary_kind(
+      tokenizer.is_byte_level() ? std::string_view("gpt2") : family.gguf_pieces);
+  ASSAY_CHECK(kind != nullptr);
+  return *kind;
+}
+
+/// tokenizer.ggml.pre.
+std::string split_rule_of(const Tokenizer& tokenizer, const VocabularyKind& kind,
+                          const std::optional<std::string>& wanted, const std::string& folder) {
+  if (wanted) return *wanted;
+  if (kind.has_pieces) return "default";
+  if (const std::optional<std::string> pre = tokenizer.gguf_pre()) return *pre;
+  throw UnsupportedError(folder +
+                         "/tokenizer.json: GGUF has no name for this split rule; --pre NAME "
+                         "writes the one of a reader that has the same rule");
 }
 
 }  // namespace
@@ -192,31 +240,20 @@ void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder
         fmt::format("{}: the tokenizer has ids up to {}, but the embedding has {} rows", folder,
                     tokenizer.vocab_size() - 1, spec.vocab_size));
   }
-  const std::string_view model = find_family(spec.family).gguf_vocabulary;
-  const bool is_gemma4 = model == "gemma4";
-  const bool is_llama = model == "llama";
-  const bool has_bytes = is_gemma4 || is_llama;
-  std::optional<std::string> split_rule = pre ? pre : tokenizer.gguf_pre();
-  if (is_llama) split_rule = pre.value_or("default");
-  if (!split_rule && !is_gemma4) {
-    throw UnsupportedError(folder +
-                           "/tokenizer.json: GGUF has no name for this split rule; --pre NAME "
-                           "writes the one of a reader that has the same rule");
-  }
-  metadata.set("tokenizer.ggml.model", std::string(model));
-  if (!is_gemma4) metadata.set("tokenizer.ggml.pre", *split_rule);
+  const VocabularyKind& kind = kind_of(tokenizer, find_family(spec.family), folder);
   const Json config = read_object_if_there(folder + "/tokenizer_config.json");
-  std::vector<float> scores;
-  std::optional<std::string> unknown;
-  if (is_gemma4) scores.assign(static_cast<size_t>(spec.vocab_size), kGemmaScore);
-  if (is_llama) {
-    scores = scores_of_merges(tokenizer, spec.vocab_size);
-    if (const auto id = special_id(tokenizer, config, "unk_token")) unknown = tokenizer.token(*id);
+  std::optional<int32_t> unknown = special_id(tokenizer, config, "unk_token");
+  if (!unknown && kind.has_pieces) unknown = tokenizer.unk_id();
+  metadata.set("tokenizer.ggml.model", std::string(kind.name));
+  if (kind.has_pre) {
+    metadata.set("tokenizer.ggml.pre", split_rule_of(tokenizer, kind, pre, folder));
   }
-  add_tokens(tokenizer, spec.vocab_size, has_bytes, unknown, std::move(scores), metadata);
-  if (!is_llama) add_merges(tokenizer, metadata);
-  add_special_ids(tokenizer, config, spec, metadata);
-  if (has_bytes) metadata.set("tokenizer.ggml.add_space_prefix", false);
+  add_tokens(tokenizer, kind, spec.vocab_size, unknown, metadata);
+  if (kind.has_merges) add_merges(tokenizer, metadata);
+  add_special_ids(tokenizer, config, spec, unknown, metadata);
+  if (kind.has_pieces) {
+    metadata.set("tokenizer.ggml.add_space_prefix", *tokenizer.space_prefix());
+  }
   add_chat_templates(read_chat_templates(folder), metadata);
 }
 

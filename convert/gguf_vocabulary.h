@@ -19,11 +19,12 @@ struct ChatTemplates {
 };
 ChatTemplates read_chat_templates(const std::string& folder);
 
-/// Appends tokenizer.ggml.* of a BPE tokenizer, byte-level or of Gemma 4, in the order of the
-/// field's converter, and the chat template. Ids up to the embedding's rows that no token has
-/// become unused padding; more tokens than rows are a FormatError (case B48). A model with more
-/// stop ids than the tokenizer's end also gets `assay.stop_token_ids` (case B54). `pre` overrides
-/// the name of the split rule; a tokenizer without one is an UnsupportedError.
+/// Appends tokenizer.ggml.* of a BPE tokenizer, byte-level or of pieces, in the order of the
+/// field's converter, and the chat template: the kind of vocabulary follows from the tokenizer. Ids
+/// up to the embedding's rows that no token has become unused padding; more tokens than rows are a
+/// FormatError (case B48). A model with more stop ids than the tokenizer's end also gets
+/// `assay.stop_token_ids` (case B54). `pre` overrides the name of the split rule; a byte-level
+/// tokenizer without one, and any other that GGUF cannot describe, is an UnsupportedError.
 void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder,
                            const ModelSpec& spec, const std::optional<std::string>& pre,
                            GgufMetadata& metadata);

@@ -9,6 +9,7 @@
 #include "convert/tokenizer.h"
 #include "convert/tokenizer/gguf_pre.h"
 #include "convert/tokenizer/sentencepiece.h"
+#include "convert/tokenizer/vocabulary_kind.h"
 
 namespace assay {
 namespace {
@@ -96,16 +97,20 @@ Json model_of(const Tokenizer& tokenizer, bool ignore_merges, bool has_pieces,
 std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
     const GgufMetadata& metadata, const std::string& source) {
   const Tokenizer tokenizer = Tokenizer::from_gguf(metadata, source);
-  const std::string kind = metadata.string("tokenizer.ggml.model").value_or("");
-  // With scores in place of merges ("llama"), the merges are those that the scores mean.
-  const bool has_pieces = kind == "gemma4" || kind == "llama";
-  const bool space_prefix =
-      has_pieces && metadata.boolean("tokenizer.ggml.add_space_prefix").value_or(kind == "llama");
-  const auto token_of = [&](const char* key) {
-    const auto id = metadata.integer(fmt::format("tokenizer.ggml.{}_token_id", key));
+  const auto* kind =
+      tokenization::find_vocabulary_kind(metadata.string("tokenizer.ggml.model").value_or(""));
+  ASSAY_CHECK(kind != nullptr);
+  const bool has_pieces = kind->has_pieces;
+  const bool space_prefix = tokenizer.space_prefix().value_or(false);
+  const auto spelled = [&](std::optional<int64_t> id) {
     const auto token = id ? tokenizer.token(static_cast<int32_t>(*id)) : std::nullopt;
     return token ? Json(*token) : Json();
   };
+  const auto token_of = [&](std::string_view name) {
+    return spelled(metadata.integer(fmt::format("tokenizer.ggml.{}_token_id", name)));
+  };
+  // Of pieces, the type of a token may say it alone.
+  const Json unknown = has_pieces ? spelled(tokenizer.unk_id()) : token_of("unknown");
   Json json = Json::object();
   json.set("version", "1.0").set("truncation", nullptr).set("padding", nullptr);
   json.set("added_tokens", added_tokens(tokenizer));
@@ -127,7 +132,7 @@ std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
                             .set("trim_offsets", true)
                             .set("use_regex", true));
   }
-  json.set("model", model_of(tokenizer, ignore_merges, has_pieces, token_of("unknown")));
+  json.set("model", model_of(tokenizer, ignore_merges, has_pieces, unknown));
   const Tokenizer again = Tokenizer::from_json(json, source + ": the tokenizer.json made for it");
   if (again.vocab_size() != tokenizer.vocab_size() || again.merges() != tokenizer.merges() ||
       again.encode("") != tokenizer.encode("")) {
@@ -136,12 +141,10 @@ std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
 
   Json config = Json::object();
   config.set("add_bos_token", !tokenizer.special_prefix().empty());
-  for (const char* name : {"bos", "eos", "unknown", "padding"}) {
-    const std::string key = name == std::string("unknown")   ? "unk_token"
-                            : name == std::string("padding") ? "pad_token"
-                                                             : std::string(name) + "_token";
-    config.set(key, token_of(name));
-  }
+  config.set("bos_token", token_of("bos"))
+      .set("eos_token", token_of("eos"))
+      .set("unk_token", unknown)
+      .set("pad_token", token_of("padding"));
   config.set("tokenizer_class", "PreTrainedTokenizerFast");
   std::vector<std::pair<std::string, std::string>> files = {
       {"tokenizer.json", json.dump(2) + "\n"}, {"tokenizer_config.json", config.dump(2) + "\n"}};

@@ -153,6 +153,7 @@ struct Tokenizer::State {
   }
 
   std::string source;
+  bool byte_level;
   std::string_view model_name;
   Vocabulary all_tokens;
   std::unique_ptr<const Model> model;
@@ -170,14 +171,17 @@ struct Tokenizer::State {
   bool decodes_in_parts = false;     // other decoders: see Stream
   std::optional<int32_t> bos_id, eos_id;
   std::optional<std::string> gguf_pre;
+  std::optional<bool> space_prefix;
+  std::vector<float> scores;
   mutable WorkspacePool workspaces;
 };
 
 Tokenizer::State::State(Definition definition)
     : source(definition.source),
-      model_name(definition.unigram          ? "Unigram"
-                 : definition.bpe.byte_level ? "byte-level BPE"
-                                             : "BPE"),
+      byte_level(!definition.unigram && definition.bpe.byte_level),
+      model_name(definition.unigram ? "Unigram"
+                 : byte_level       ? "byte-level BPE"
+                                    : "BPE"),
       all_tokens(std::move(definition.all_tokens)),
       model(make_model(definition)),
       raw_splitter(make_splitter(definition, false)),
@@ -188,7 +192,9 @@ Tokenizer::State::State(Definition definition)
       decoder(std::move(definition.decoder)),
       bos_id(definition.bos_id),
       eos_id(definition.eos_id),
-      gguf_pre(std::move(definition.gguf_pre)) {
+      gguf_pre(std::move(definition.gguf_pre)),
+      space_prefix(definition.unigram ? std::nullopt : definition.space_prefix),
+      scores(std::move(definition.scores)) {
   added_tokens = std::move(definition.added_tokens);
   special.resize(static_cast<size_t>(all_tokens.id_end()));
   for (const AddedToken& token : added_tokens) {
@@ -420,6 +426,16 @@ std::vector<std::pair<std::string, std::string>> Tokenizer::merges() const {
   }
   return merges;
 }
+
+std::span<const float> Tokenizer::scores() const { return state_->scores; }
+
+bool Tokenizer::is_in_model(int32_t id) const { return state_->model->vocabulary().contains(id); }
+
+std::optional<int32_t> Tokenizer::unk_id() const { return state_->model->unk_id(); }
+
+bool Tokenizer::is_byte_level() const { return state_->byte_level; }
+
+std::optional<bool> Tokenizer::space_prefix() const { return state_->space_prefix; }
 
 std::span<const int32_t> Tokenizer::special_prefix() const { return state_->post_processor.prefix; }
 

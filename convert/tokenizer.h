@@ -75,6 +75,16 @@ class Tokenizer {
   const std::vector<AddedToken>& added_tokens() const;
   /// Merges as pairs of token spellings, in rank order (for GGUF).
   std::vector<std::pair<std::string, std::string>> merges() const;
+  /// Score of each id, where the file says the order of the merges by scores; else empty.
+  std::span<const float> scores() const;
+  /// Whether a text may become this token without its being looked for as an added one.
+  bool is_in_model(int32_t id) const;
+  std::optional<int32_t> unk_id() const;
+  /// Tokens are spelled in the byte-level alphabet.
+  bool is_byte_level() const;
+  /// BPE whose tokens are pieces of text with U+2581 for spaces: whether a space is put in front of
+  /// a text. Empty for all others.
+  std::optional<bool> space_prefix() const;
   /// The ids that the post-processor puts in front of a single sequence.
   std::span<const int32_t> special_prefix() const;
   std::optional<int32_t> bos_id() const;  // tokenizer_config.json, else the first of special_prefix

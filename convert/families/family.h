@@ -148,7 +148,8 @@ struct Family {
   std::string_view name;                          // "llama"
   std::span<const std::string_view> model_types;  // config.json model_type values
   std::string_view gguf_architecture;             // general.architecture
-  std::string_view gguf_vocabulary = "gpt2";      // tokenizer.ggml.model
+  /// tokenizer.ggml.model where tokens are pieces of text (tokenizer/vocabulary_kind.h).
+  std::string_view gguf_pieces = "llama";
   /// Reads and range-checks config.json (and generation_config.json, null if absent).
   /// Throws FormatError or UnsupportedError naming the key, what was found and what is allowed.
   ModelSpec (*read_config)(const Json& config, const Json& generation_config);

@@ -222,7 +222,6 @@ const Family kGemma3Family = {
     .name = "gemma3",
     .model_types = kModelTypes,
     .gguf_architecture = kArchitecture,
-    .gguf_vocabulary = "llama",
     .read_config = read_config,
     .read_gguf = read_gguf,
     .tensors = tensors,

@@ -44,6 +44,8 @@ struct Definition {
   std::unique_ptr<Decoder> decoder;  // null: tokens joined with spaces, as in the reference
   std::optional<int32_t> bos_id, eos_id;
   std::optional<std::string> gguf_pre;
+  std::optional<bool> space_prefix;  // of pieces with U+2581 for spaces; empty: other tokens
+  std::vector<float> scores;         // by id, where they say the order of the merges
 };
 
 /// tokenizer.json. `root` has an empty path.

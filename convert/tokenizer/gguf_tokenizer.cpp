@@ -10,19 +10,10 @@
 #include "convert/tokenizer/scored_merges.h"
 #include "convert/tokenizer/sentencepiece.h"
 #include "convert/tokenizer/unicode.h"
+#include "convert/tokenizer/vocabulary_kind.h"
 
 namespace assay::tokenization {
 namespace {
-
-/// tokenizer.ggml.token_type (architectures.md §8.4).
-enum class TokenType : int64_t {
-  kNormal = 1,
-  kUnknown = 2,
-  kControl = 3,
-  kUserDefined = 4,
-  kUnused = 5,
-  kByte = 6,
-};
 
 class Reader {
  public:
@@ -32,12 +23,12 @@ class Reader {
   Definition read() {
     definition_.source = source_;
     const std::string model = string("tokenizer.ggml.model");
-    if (model == "llama" || model == "gemma4") return read_pieces(model == "llama");
-    if (model != "gpt2") {
+    const VocabularyKind* kind = find_vocabulary_kind(model);
+    if (kind == nullptr) {
       throw UnsupportedError(place("tokenizer.ggml.model") + "\"" + model +
-                             "\" is not implemented; expected \"gpt2\" (byte-level BPE), "
-                             "\"llama\" or \"gemma4\"");
+                             "\" is not implemented; known are " + vocabulary_kind_names());
     }
+    if (kind->has_pieces) return read_pieces(*kind);
     const std::string name = string("tokenizer.ggml.pre");
     const std::optional<GgufPre> pre = find_gguf_pre(name);
     if (!pre) {
@@ -75,10 +66,11 @@ class Reader {
     return *elements;
   }
 
-  /// Vocabularies whose pieces spell a space as U+2581, with scores or with merges.
-  Definition read_pieces(bool has_scores) {
+  Definition read_pieces(const VocabularyKind& kind) {
     read_tokens(true);
-    if (has_scores) {
+    if (kind.has_merges) {
+      read_merges();
+    } else {
       const auto& scores = array<float>("tokenizer.ggml.scores", "float32");
       if (scores.size() != n_tokens_) {
         throw FormatError(place("tokenizer.ggml.scores") + "has " + std::to_string(scores.size()) +
@@ -87,14 +79,14 @@ class Reader {
       ScoredMerges merges = merges_of_scores(definition_.vocabulary, scores, merged_, source_);
       definition_.merges = std::move(merges.merges);
       definition_.merge_ranks = std::move(merges.ranks);
-    } else {
-      read_merges();
+      definition_.scores = scores;
     }
     const bool falls_back = definition_.all_tokens.find("<0x00>").has_value();
-    set_piece_rules({.add_space_prefix =
-                         metadata_.boolean("tokenizer.ggml.add_space_prefix").value_or(has_scores),
-                     .byte_fallback = falls_back},
-                    definition_);
+    set_piece_rules(
+        {.add_space_prefix =
+             metadata_.boolean("tokenizer.ggml.add_space_prefix").value_or(kind.space_prefix),
+         .byte_fallback = falls_back},
+        definition_);
     if (const auto unk = special("tokenizer.ggml.unknown_token_id")) unk_id_ = unk;
     if (unk_id_) definition_.bpe.unk_token = std::string(definition_.all_tokens.token(*unk_id_));
     read_specials(true);

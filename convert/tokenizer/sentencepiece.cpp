@@ -11,6 +11,7 @@
 #include "convert/core/json.h"
 #include "convert/tokenizer/scored_merges.h"
 #include "convert/tokenizer/unicode.h"
+#include "convert/tokenizer/vocabulary_kind.h"
 
 namespace assay::tokenization {
 namespace {
@@ -104,13 +105,12 @@ class Message {
   const std::string& source_;
 };
 
-enum PieceType : uint64_t { kNormal = 1, kUnknown, kControl, kUserDefined, kUnused, kByte };
 enum ModelType : uint64_t { kUnigram = 1, kBpe = 2 };
 
 struct Piece {
   std::string text;
   float score = 0;
-  uint64_t type = kNormal;
+  TokenType type = TokenType::kNormal;
 };
 
 class Reader {
@@ -132,6 +132,7 @@ class Reader {
       ScoredMerges merges = merges_of_scores(definition_.vocabulary, scores_, merged_, source_);
       definition_.merges = std::move(merges.merges);
       definition_.merge_ranks = std::move(merges.ranks);
+      definition_.scores = scores_;
     } else {
       definition_.unigram = UnigramParts{
           {scores_.begin(), scores_.end()},
@@ -149,6 +150,7 @@ class Reader {
   void read_piece(const Message::Field& field) {
     Message message = root_.message(field, "pieces");
     Piece piece;
+    auto type = static_cast<uint64_t>(piece.type);
     while (const auto part = message.next()) {
       if (part->number == 1) {
         const auto bytes = message.expect(*part, 2, "piece").bytes;
@@ -157,7 +159,7 @@ class Reader {
         const auto bits = static_cast<uint32_t>(message.expect(*part, 5, "score").value);
         std::memcpy(&piece.score, &bits, sizeof(bits));
       } else if (part->number == 3) {
-        piece.type = message.expect(*part, 0, "type").value;
+        type = message.expect(*part, 0, "type").value;
       }
     }
     const std::string place = fmt::format("piece {}", pieces_.size());
@@ -165,9 +167,10 @@ class Reader {
     if (valid_utf8_prefix(piece.text) != piece.text.size()) {
       root_.fail(field.offset, place + " is not valid UTF-8");
     }
-    if (piece.type < kNormal || piece.type > kByte) {
-      root_.fail(field.offset, fmt::format("{} has type {}; expected 1 to 6", place, piece.type));
+    if (type < 1 || type > 6) {
+      root_.fail(field.offset, fmt::format("{} has type {}; expected 1 to 6", place, type));
     }
+    piece.type = static_cast<TokenType>(type);
     if (pieces_.size() >= static_cast<size_t>(Vocabulary::kIdLimit)) {
       throw UnsupportedError(fmt::format("{}: more than {} pieces", source_, Vocabulary::kIdLimit));
     }
@@ -221,6 +224,7 @@ class Reader {
   }
 
   void add_pieces() {
+    using enum TokenType;
     for (size_t i = 0; i < pieces_.size(); ++i) {
       const Piece& piece = pieces_[i];
       const auto id = static_cast<int32_t>(i);
@@ -240,7 +244,7 @@ class Reader {
       }
     }
     for (size_t i = 0; i < pieces_.size(); ++i) {
-      const uint64_t type = pieces_[i].type;
+      const TokenType type = pieces_[i].type;
       if (type != kControl && type != kUserDefined && type != kUnknown) continue;
       AddedToken token;
       token.id = static_cast<int32_t>(i);
@@ -296,6 +300,17 @@ Json piece_decoder(bool add_space_prefix) {
   return step("Sequence").set("decoders", std::move(decoders));
 }
 
+std::optional<bool> space_prefix_of(const Json& normalizer, const Json& pre_tokenizer) {
+  // Where every space has become another character, a split at spaces does nothing.
+  const Json* pattern = pre_tokenizer.is_object() ? pre_tokenizer.find("pattern") : nullptr;
+  const bool splits = !pre_tokenizer.is_null() &&
+                      (pattern == nullptr || *pattern != Json::object().set("String", " "));
+  for (const bool prefix : {false, true}) {
+    if (!splits && normalizer == piece_normalizer(prefix)) return prefix;
+  }
+  return std::nullopt;
+}
+
 void set_piece_rules(const PieceRules& rules, Definition& definition) {
   const Json normalizer = piece_normalizer(rules.add_space_prefix);
   const Json decoder = piece_decoder(rules.add_space_prefix);
@@ -303,6 +318,7 @@ void set_piece_rules(const PieceRules& rules, Definition& definition) {
   definition.decoder = make_decoder(Part(decoder, definition.source, "decoder"));
   definition.bpe.byte_fallback = rules.byte_fallback;
   definition.bpe.fuse_unk = true;
+  definition.space_prefix = rules.add_space_prefix;
 }
 
 Definition read_sentencepiece(std::span<const std::byte> bytes, const std::string& source) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -21,6 +22,9 @@ struct PieceRules {
 /// "normalizer" and "decoder" of tokenizer.json for pieces with kMetaSpace.
 Json piece_normalizer(bool add_space_prefix);
 Json piece_decoder(bool add_space_prefix);
+/// Whether a space is put in front of texts, if "normalizer" and "pre_tokenizer" of a
+/// tokenizer.json do with spaces what pieces with kMetaSpace need; empty if they do something else.
+std::optional<bool> space_prefix_of(const Json& normalizer, const Json& pre_tokenizer);
 
 /// These and options for pieces with kMetaSpace.
 void set_piece_rules(const PieceRules& rules, Definition& definition);

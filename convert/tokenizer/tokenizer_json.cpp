@@ -9,6 +9,7 @@
 #include "convert/core/error.h"
 #include "convert/tokenizer/definition.h"
 #include "convert/tokenizer/gguf_pre.h"
+#include "convert/tokenizer/sentencepiece.h"
 
 namespace assay::tokenization {
 namespace {
@@ -218,10 +219,12 @@ Definition read_tokenizer_json(const Part& root) {
   const BpeOptions& bpe = definition.bpe;
   if (!definition.unigram && bpe.continuing_subword_prefix.empty() &&
       bpe.end_of_word_suffix.empty()) {
-    if (const auto pre = gguf_pre_of(normalizer ? *normalizer : kNull,
-                                     pre_tokenizer ? *pre_tokenizer : kNull, bpe.ignore_merges)) {
+    if (!normalizer) normalizer = &kNull;
+    if (!pre_tokenizer) pre_tokenizer = &kNull;
+    if (const auto pre = gguf_pre_of(*normalizer, *pre_tokenizer, bpe.ignore_merges)) {
       definition.gguf_pre = std::string(*pre);
     }
+    if (!bpe.ignore_merges) definition.space_prefix = space_prefix_of(*normalizer, *pre_tokenizer);
   }
   return definition;
 }

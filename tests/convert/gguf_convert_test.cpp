@@ -9,9 +9,13 @@
 #include <map>
 
 #include "convert/core/error.h"
+#include "convert/core/file.h"
 #include "convert/core/sha256.h"
 #include "convert/gguf_export.h"
 #include "convert/gguf_vocabulary.h"
+#include "convert/hf_export.h"
+#include "convert/tokenizer.h"
+#include "convert/tokenizer/sentencepiece.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
@@ -353,20 +357,128 @@ TEST(GgufVocabulary, Case_B48_RefusesMoreTokensThanRows) {
   }
 }
 
-TEST(GgufVocabulary, ScoresOfPiecesFollowTheOrderOfTheMerges) {
-  TinyModel model = test::read_model(test::family_model_path("gemma3"));
-  model.tokenizer_json = make_tiny_model({.vocab_size = 256}).tokenizer_json;
+template <class Element>
+const std::vector<Element>& array_of(const GgufMetadata& metadata, const char* key) {
+  return std::get<std::vector<Element>>(std::get<GgufArray>(*metadata.find(key)).values);
+}
 
-  const GgufMetadata metadata = metadata_of(model);
+TinyModel model_of_pieces() {
+  TinyModel model = make_tiny_model();
+  model.tokenizer_json = test::piece_tokenizer_json();
+  model.tokenizer_config_json.clear();
+  return model;
+}
+
+TEST(GgufVocabulary, ScoresOfPiecesFollowTheOrderOfTheMerges) {
+  const GgufMetadata metadata = metadata_of(model_of_pieces());
 
   EXPECT_EQ(metadata.string("tokenizer.ggml.model"), "llama");
+  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "default");
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_space_prefix"), false);
   EXPECT_EQ(metadata.find("tokenizer.ggml.merges"), nullptr);
-  const auto& scores = std::get<std::vector<float>>(
-      std::get<GgufArray>(*metadata.find("tokenizer.ggml.scores")).values);
-  ASSERT_EQ(scores.size(), 256u);
-  EXPECT_EQ(texts_of(metadata, "tokenizer.ggml.tokens")[255], "th");
-  EXPECT_EQ(scores[255], 0.0f);  // what the only merge makes
-  EXPECT_EQ(scores[100], -1.0f);
+  const auto& scores = array_of<float>(metadata, "tokenizer.ggml.scores");
+  ASSERT_EQ(scores.size(), 320u);
+  EXPECT_EQ(texts_of(metadata, "tokenizer.ggml.tokens")[32], "the");
+  EXPECT_EQ(scores[31], 0.0f);  // "th", which the first merge makes
+  EXPECT_EQ(scores[32], -1.0f);
+  EXPECT_EQ(scores[5], -6.0f);  // "a": none makes it
+}
+
+TEST(GgufVocabulary, OfPiecesKnowsTheUnknownOneFromTheTokenizerAlone) {
+  const GgufMetadata metadata = metadata_of(model_of_pieces());
+
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.unknown_token_id"), 3);
+  EXPECT_EQ(array_of<int32_t>(metadata, "tokenizer.ggml.token_type")[3], 2);
+}
+
+TEST(GgufVocabulary, SaysWhetherPiecesGetASpaceInFront) {
+  TinyModel model = model_of_pieces();
+  Json tokenizer = parse_json(model.tokenizer_json, "tokenizer.json");
+  tokenizer.set("normalizer", tokenization::piece_normalizer(true));
+  model.tokenizer_json = tokenizer.dump();
+
+  EXPECT_EQ(metadata_of(model).boolean("tokenizer.ggml.add_space_prefix"), true);
+}
+
+TEST(GgufVocabulary, RefusesPiecesWhoseSpacesItCannotSay) {
+  TinyModel model = model_of_pieces();
+  Json tokenizer = parse_json(model.tokenizer_json, "tokenizer.json");
+  tokenizer.set("normalizer", nullptr)
+      .set("pre_tokenizer", Json::object()
+                                .set("type", "Metaspace")
+                                .set("replacement", "\u2581")
+                                .set("prepend_scheme", "first")
+                                .set("split", false));
+  model.tokenizer_json = tokenizer.dump();
+
+  try {
+    metadata_of(model, {.pre = "default"});
+    ADD_FAILURE();
+  } catch (const UnsupportedError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("this BPE tokenizer"), HasSubstr("tokenizer.model")));
+  }
+}
+
+/// A Llama whose folder has a tokenizer.model alone, in GGUF and back.
+class PieceFolder : public testing::TestWithParam<const char*> {
+ protected:
+  PieceFolder() {
+    TinyModel model = make_tiny_model({.vocab_size = 1010});
+    model.tokenizer_json.clear();
+    model.tokenizer_config_json.clear();
+    model.write(folder_.file("model"));
+    folder_.write(
+        "model/tokenizer.model",
+        read_text_file(test::source_path(std::string("tests/data/pieces/") + GetParam())));
+    GgufExport(Checkpoint::open(folder_.file("model")), {}).write(folder_.file("model.gguf"));
+  }
+
+  const TemporaryDirectory folder_;
+};
+
+INSTANTIATE_TEST_SUITE_P(GgufVocabulary, PieceFolder,
+                         testing::Values("bpe.model", "bpe_unknown.model"), [](const auto& model) {
+                           return std::string(model.param).substr(0, model.index == 0 ? 3 : 11);
+                         });
+
+TEST_P(PieceFolder, GivesTheSameIdsFromGgufAndBackInAFolder) {
+  const Tokenizer tokenizer = Tokenizer::from_folder(folder_.file("model"));
+  const auto gguf = Checkpoint::open(folder_.file("model.gguf"));
+
+  const Tokenizer from_gguf = Tokenizer::from_gguf(gguf->gguf()->metadata(), "model.gguf");
+  std::filesystem::create_directories(folder_.file("back"));
+  HfExport(gguf, {}).write(folder_.file("back"));
+  const Tokenizer back = Tokenizer::from_folder(folder_.file("back"));
+
+  const Json all = read_json_file(test::source_path("tests/data/pieces/cases.json"));
+  for (const Json& row : all.at("models").as_array()[0].at("cases").as_array()) {
+    const std::string& text = row.at("text").as_string();
+    EXPECT_EQ(from_gguf.encode(text), tokenizer.encode(text)) << text;
+    EXPECT_EQ(back.encode(text), tokenizer.encode(text)) << text;
+  }
+}
+
+TEST_P(PieceFolder, HasTheScoresAndTypesOfTheFile) {
+  const Tokenizer tokenizer = Tokenizer::from_folder(folder_.file("model"));
+  const auto gguf = Checkpoint::open(folder_.file("model.gguf"));
+  const GgufMetadata& metadata = gguf->gguf()->metadata();
+
+  EXPECT_EQ(metadata.string("tokenizer.ggml.model"), "llama");
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_space_prefix"), tokenizer.space_prefix());
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.unknown_token_id"), 0);
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.bos_token_id"), 1);
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), true);
+  const auto& scores = array_of<float>(metadata, "tokenizer.ggml.scores");
+  const auto& types = array_of<int32_t>(metadata, "tokenizer.ggml.token_type");
+  ASSERT_EQ(scores.size(), 1010u);
+  const auto n_pieces = tokenizer.scores().size();
+  EXPECT_TRUE(std::equal(tokenizer.scores().begin(), tokenizer.scores().end(), scores.begin()));
+  EXPECT_EQ(scores[1009], -10000.0f);  // of no token
+  const bool has_bytes = tokenizer.id_of("<0x00>").has_value();
+  EXPECT_THAT(std::vector<int32_t>(types.begin(), types.begin() + 4),
+              testing::ElementsAre(2, 3, 3, has_bytes ? 6 : 1));
+  EXPECT_EQ(types[n_pieces - 1], 1);
+  EXPECT_EQ(types[1009], 5);
 }
 
 TEST(GgufVocabulary, WritesPaddingTokenAndBosRule) {

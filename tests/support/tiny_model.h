@@ -65,6 +65,10 @@ struct TinyModel {
 /// A Llama or Mistral with random weights that depend on the options alone.
 TinyModel make_tiny_model(const TinyModelOptions& options = {});
 
+/// tokenizer.json of pieces: four special tokens (2 <bos>, 3 <unk>), spaces as U+2581, letters and
+/// some merges.
+std::string piece_tokenizer_json();
+
 /// The tiny random models of tests/data/families, by the names of their folders, ascending:
 /// scripts/make_family_models.py. A family may have several.
 std::vector<std::string> family_models();

@@ -1,0 +1,44 @@
+#include "convert/tokenizer/vocabulary_kind.h"
+
+namespace assay::tokenization {
+namespace {
+
+constexpr VocabularyKind kKinds[] = {
+    {.name = "gpt2",
+     .has_pieces = false,
+     .has_merges = true,
+     .has_scores = false,
+     .has_pre = true,
+     .space_prefix = false},
+    {.name = "llama",
+     .has_pieces = true,
+     .has_merges = false,
+     .has_scores = true,
+     .has_pre = true,
+     .space_prefix = true},
+    {.name = "gemma4",
+     .has_pieces = true,
+     .has_merges = true,
+     .has_scores = true,
+     .has_pre = false,
+     .space_prefix = false},
+};
+
+}  // namespace
+
+const VocabularyKind* find_vocabulary_kind(std::string_view name) {
+  for (const VocabularyKind& kind : kKinds) {
+    if (kind.name == name) return &kind;
+  }
+  return nullptr;
+}
+
+std::string vocabulary_kind_names() {
+  std::string names;
+  for (const VocabularyKind& kind : kKinds) {
+    names += (names.empty() ? "" : ", ") + std::string(kind.name);
+  }
+  return names;
+}
+
+}  // namespace assay::tokenization
