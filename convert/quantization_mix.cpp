@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <charconv>
+#include <iterator>
 
 #include "convert/core/error.h"
 #include "convert/core/json.h"
@@ -13,20 +13,36 @@
 namespace assay {
 namespace {
 
+/// Names that are no format's, and IQ2_S, of which most matrices have another type. Every other
+/// format that GGUF files can have is its own mix.
 constexpr QuantizationMix kMixes[] = {
-    {"F32", 0, "F32"},          {"F16", 1, "F16"},       {"BF16", 32, "BF16"},
-    {"Q8_0", 7, "Q8_0"},        {"Q6_K", 18, "Q6_K"},    {"Q5_K_M", 17, "Q5_K"},
-    {"Q5_K_S", 16, "Q5_K"},     {"Q5_1", 9, "Q5_1"},     {"Q5_0", 8, "Q5_0"},
-    {"Q4_K_M", 15, "Q4_K"},     {"Q4_K_S", 14, "Q4_K"},  {"IQ4_NL", 25, "IQ4_NL"},
-    {"IQ4_XS", 30, "IQ4_XS"},   {"Q4_1", 3, "Q4_1"},     {"Q4_0", 2, "Q4_0"},
-    {"Q3_K_L", 13, "Q3_K"},     {"Q3_K_M", 12, "Q3_K"},  {"Q3_K_S", 11, "Q3_K"},
-    {"IQ3_M", 27, "IQ3_S"},     {"IQ3_S", 26, "IQ3_S"},  {"IQ3_XS", 22, "IQ3_S"},
-    {"IQ3_XXS", 23, "IQ3_XXS"}, {"Q2_K", 10, "Q2_K"},    {"Q2_K_S", 21, "Q2_K"},
-    {"IQ2_M", 29, "IQ2_S"},     {"IQ2_S", 28, "IQ2_XS"}, {"IQ2_XS", 20, "IQ2_XS"},
-    {"IQ2_XXS", 19, "IQ2_XXS"}, {"IQ1_M", 31, "IQ1_M"},  {"IQ1_S", 24, "IQ1_S"},
-    {"TQ2_0", 37, "TQ2_0"},     {"TQ1_0", 36, "TQ1_0"},  {"MXFP4_MOE", 38, "MXFP4"},
-    {"Q2_0", 41, "Q2_0"},       {"Q1_0", 40, "Q1_0"},
+    {"Q5_K_M", 17, "Q5_K"},     {"Q5_K_S", 16, "Q5_K"}, {"Q4_K_M", 15, "Q4_K"},
+    {"Q4_K_S", 14, "Q4_K"},     {"Q3_K_L", 13, "Q3_K"}, {"Q3_K_M", 12, "Q3_K"},
+    {"Q3_K_S", 11, "Q3_K"},     {"IQ3_M", 27, "IQ3_S"}, {"IQ3_XS", 22, "IQ3_S"},
+    {"Q2_K_S", 21, "Q2_K"},     {"IQ2_M", 29, "IQ2_S"}, {"IQ2_S", 28, "IQ2_XS"},
+    {"MXFP4_MOE", 38, "MXFP4"},
 };
+
+const QuantizationMix* find_in(std::span<const QuantizationMix> mixes, std::string_view name) {
+  const auto found = std::ranges::find(mixes, name, &QuantizationMix::name);
+  return found == mixes.end() ? nullptr : &*found;
+}
+
+/// The mix that a format's name stands for among kMixes: Q4_K means Q4_K_M.
+const QuantizationMix* named_mix_of(const WeightFormat& format) {
+  const QuantizationMix* same = find_in(kMixes, format.name());
+  return same != nullptr ? same : find_in(kMixes, std::string(format.name()) + "_M");
+}
+
+std::vector<QuantizationMix> make_mixes() {
+  std::vector<QuantizationMix> mixes(std::begin(kMixes), std::end(kMixes));
+  for (const WeightFormat* format : all_formats()) {
+    const std::optional<uint32_t> file_type = format->gguf_file_type();
+    if (!file_type || !format->can_encode() || named_mix_of(*format) != nullptr) continue;
+    mixes.push_back({format->name(), *file_type, format->name()});
+  }
+  return mixes;
+}
 
 std::string upper_case(std::string_view text) {
   std::string upper(text);
@@ -316,27 +332,23 @@ const WeightFormat* override_for(std::string_view name, const MixOptions& option
   return nullptr;
 }
 
-/// Types that llama-quantize refuses to make without an importance matrix.
+/// What llama-quantize refuses to make without an importance matrix.
 bool requires_importance(std::string_view name, const WeightFormat& format, std::string_view mix) {
   if (is_embedding(name) || name == "output.weight") return false;
-  constexpr std::string_view kTypes[] = {"IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S"};
-  if (std::find(std::begin(kTypes), std::end(kTypes), format.name()) != std::end(kTypes)) {
-    return true;
-  }
-  return format.name() == "Q2_K" && mix == "Q2_K_S";
+  return format.mix_needs_importance() || (format.name() == "Q2_K" && mix == "Q2_K_S");
 }
 
 }  // namespace
 
-std::span<const QuantizationMix> all_mixes() { return kMixes; }
+std::span<const QuantizationMix> all_mixes() {
+  static const std::vector<QuantizationMix> mixes = make_mixes();
+  return mixes;
+}
 
 const QuantizationMix* find_mix(std::string_view name) {
-  std::string wanted = upper_case(name);
-  if (wanted == "Q3_K" || wanted == "Q4_K" || wanted == "Q5_K") wanted += "_M";
-  for (const QuantizationMix& mix : kMixes) {
-    if (mix.name == wanted) return &mix;
-  }
-  return nullptr;
+  const WeightFormat* format = find_format(name);
+  const QuantizationMix* named = format == nullptr ? nullptr : named_mix_of(*format);
+  return find_in(all_mixes(), named != nullptr ? named->name : upper_case(name));
 }
 
 MixModel mix_model_of(const GgufMetadata& metadata) {

@@ -22,7 +22,7 @@ struct QuantizationMix {
   std::string_view base_type;  // of most matrices
 };
 
-/// Every mix, those of one type alone (F16, Q8_0) among them.
+/// Every mix: those of several types, and each format that GGUF files can be encoded in.
 std::span<const QuantizationMix> all_mixes();
 /// By name, case-insensitive; Q3_K, Q4_K and Q5_K stand for the _M mixes. nullptr if there is none.
 const QuantizationMix* find_mix(std::string_view name);

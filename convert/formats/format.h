@@ -89,6 +89,8 @@ class WeightFormat {
   virtual bool can_encode() const { return false; }
   /// Whether encode_row refuses to work without importance.
   virtual bool needs_importance() const { return false; }
+  /// Whether llama-quantize refuses to make it without an importance matrix.
+  virtual bool mix_needs_importance() const { return needs_importance(); }
   /// Encodes one row the way ggml's reference quantizer does (formats.md §6, no contraction), or
   /// rounds to nearest even for scalars. `importance` is empty or has one weight per column; blocks
   /// in which it is all zero count their columns alike.

@@ -49,6 +49,7 @@ class IQ1_MFormat final : public BlockFormat<IQ1_MFormat, BlockIQ1_M, 256> {
   std::string_view name() const override { return "IQ1_M"; }
   std::optional<uint32_t> gguf_type() const override { return 29; }
   std::optional<uint32_t> gguf_file_type() const override { return 31; }
+  bool mix_needs_importance() const override { return true; }
   std::string_view fallback_name() const override { return "IQ4_NL"; }
   Fold fold() const override { return Fold::kSuperBlock; }
   int code_bits() const override { return 5; }

@@ -30,6 +30,7 @@ class IQ2_SFormat final : public BlockFormat<IQ2_SFormat, BlockIQ2_S, 256> {
   std::string_view name() const override { return "IQ2_S"; }
   std::optional<uint32_t> gguf_type() const override { return 22; }
   std::optional<uint32_t> gguf_file_type() const override { return 28; }
+  bool mix_needs_importance() const override { return true; }
   std::string_view fallback_name() const override { return "IQ4_NL"; }
   Fold fold() const override { return Fold::kSuperBlock; }
   int code_bits() const override { return 7; }

@@ -30,6 +30,7 @@ class IQ3_XXSFormat final : public BlockFormat<IQ3_XXSFormat, BlockIQ3_XXS, 256>
   std::string_view name() const override { return "IQ3_XXS"; }
   std::optional<uint32_t> gguf_type() const override { return 18; }
   std::optional<uint32_t> gguf_file_type() const override { return 23; }
+  bool mix_needs_importance() const override { return true; }
   std::string_view fallback_name() const override { return "IQ4_NL"; }
   Fold fold() const override { return Fold::kSuperBlock; }
   int code_bits() const override { return 7; }

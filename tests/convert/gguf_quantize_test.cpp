@@ -253,11 +253,26 @@ TEST_F(QuantizeCommand, SizesOfADryRunAreThoseOfTheFile) {
   EXPECT_EQ(file.find("token_embd.weight")->format->name(), "Q8_0");
 }
 
+TEST_F(QuantizeCommand, MakesFormatsThatAreNoMixOfLlamaQuantize) {
+  for (const auto& [type, file_type] : {std::pair{"NVFP4", 39}, std::pair{"MXFP4", 38}}) {
+    const std::string path = folder_.file(std::string(type) + ".gguf");
+
+    const auto result =
+        run({bf16_, "--type", type, "--imatrix",
+             test::source_path("tests/data/llama-tiny.imatrix.gguf"), "--out", path});
+
+    EXPECT_EQ(result.exit_code, 0) << result.error;
+    const GgufFile file = GgufFile::open(path);
+    EXPECT_EQ(file.metadata().integer("general.file_type"), file_type);
+    EXPECT_EQ(file.find("blk.1.attn_q.weight")->format->name(), type);
+    EXPECT_EQ(file.find("token_embd.weight")->format->name(), "Q6_K");  // also the head
+  }
+}
+
 TEST_F(QuantizeCommand, RefusesOptionsThatDoNotFitTogether) {
   const std::string folder = test::source_path("tests/data/llama-tiny");
   for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
            {bf16_, "--dry-run"},
-           {bf16_, "--type", "NVFP4", "--dry-run"},
            {bf16_, "--type", "Q4_0", "--name", "x", "--dry-run"},
            {bf16_, "--type", "Q4_0", "--keep-split", "--split-max-size", "1M", "--dry-run"},
            {folder, "--pure", "--dry-run"},

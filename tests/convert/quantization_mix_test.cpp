@@ -262,7 +262,19 @@ TEST(Mixes, AreFoundByNameInAnyCaseAndByTheirShortNames) {
   EXPECT_EQ(find_mix("q4_k_m"), find_mix("Q4_K"));
   EXPECT_EQ(find_mix("Q3_K"), find_mix("Q3_K_M"));
   EXPECT_EQ(find_mix("Q5_k"), find_mix("Q5_K_M"));
-  EXPECT_EQ(find_mix("NVFP4"), nullptr);
+  EXPECT_EQ(find_mix("IQ2_S")->base_type, "IQ2_XS");
+  EXPECT_EQ(find_mix("W4"), nullptr);
+  EXPECT_EQ(find_mix("IQ2"), nullptr);
+}
+
+TEST(Mixes, EveryFormatThatGgufCanHoldIsOneWithItsFileType) {
+  for (const WeightFormat* format : all_formats()) {
+    const QuantizationMix* mix = find_mix(format->name());
+    ASSERT_EQ(mix != nullptr, format->gguf_type() && format->can_encode()) << format->name();
+    if (mix != nullptr) {
+      EXPECT_EQ(mix->file_type, format->gguf_file_type()) << format->name();
+    }
+  }
 }
 
 TEST(Mixes, OrderTensorsByLayerThenByName) {
