@@ -390,7 +390,7 @@ Json engines_json(const Checkpoint& checkpoint) {
   for (const TensorEntry& entry : checkpoint.tensors()) {
     const StoredTensor& stored = checkpoint.stored(entry);
     act_order |= !stored.act_order.empty();
-    if (stored.scale_dtype) symmetric &= !stored.format->name().ends_with("ASYM");
+    if (stored.scale_dtype) symmetric &= !stored.format->has_zero_points();
   }
   std::string kernels;
   if (const int64_t n = linears_beyond_marlin(checkpoint); n > 0) {

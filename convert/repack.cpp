@@ -87,8 +87,7 @@ double bits_per_weight(const WeightFormat& format, int64_t group_size,
   const double codes =
       8.0 * static_cast<double>(format.block_bytes()) / static_cast<double>(format.block_columns());
   if (!scale_dtype || group_size == 0) return codes;
-  const bool asymmetric = &format == &integer_format(format.code_bits(), false);
-  const double zero_bits = asymmetric ? format.code_bits() : 0;
+  const double zero_bits = format.has_zero_points() ? format.code_bits() : 0;
   return codes + (8.0 * static_cast<double>(dtype_bytes(*scale_dtype)) + zero_bits) /
                      static_cast<double>(group_size);
 }

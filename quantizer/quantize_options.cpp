@@ -6,6 +6,7 @@
 
 #include "calibrate/calibration_options.h"
 #include "convert/core/words.h"
+#include "convert/formats/format.h"
 #include "convert/model_card.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/recipe.h"
@@ -14,13 +15,22 @@ namespace assay::cli {
 namespace {
 
 struct Scheme {
-  std::string_view name;
+  std::string name;
   int bits;
   bool symmetric;
 };
-constexpr Scheme kSchemes[] = {{"W4A16_ASYM", 4, false}, {"W4A16", 4, true},
-                               {"W8A16_ASYM", 8, false}, {"W8A16", 8, true},
-                               {"W3A16_ASYM", 3, false}, {"W3A16", 3, true}};
+
+/// One for each format that quantized linears can have: "W4A16_ASYM".
+std::vector<Scheme> schemes() {
+  std::vector<Scheme> all;
+  for (const WeightFormat* format : all_formats()) {
+    const int bits = format->code_bits();
+    const bool symmetric = !format->has_zero_points();
+    if (find_integer_format(bits, symmetric) != format) continue;
+    all.push_back({"W" + std::to_string(bits) + (symmetric ? "A16" : "A16_ASYM"), bits, symmetric});
+  }
+  return all;
+}
 
 constexpr int64_t kSweepWindows = 16;  // held out where nothing else is said
 
@@ -34,7 +44,7 @@ std::string described(const List& list) {
 QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrated) {
   QuantizeOptions options;
   const std::string scheme = arguments.text("scheme");
-  for (const Scheme& known : kSchemes) {
+  for (const Scheme& known : schemes()) {
     if (known.name != scheme) continue;
     options.bits = known.bits;
     options.symmetric = known.symmetric;
@@ -131,7 +141,7 @@ std::vector<Option> quantize_command_options() {
        .default_value = "W4A16_ASYM",
        .help = "Bits of the weights, and whether groups have a zero point (ASYM).",
        .group = "Quantization",
-       .choices = names_of(kSchemes)},
+       .choices = names_of(schemes())},
       {.name = "group-size",
        .kind = ValueKind::kInteger,
        .value_name = "N",

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "convert/core/error.h"
+#include "convert/formats/format.h"
 #include "convert/model_card.h"
 #include "quantizer/grid.h"
 #include "quantizer/recipe.h"
@@ -44,8 +45,9 @@ void check_q4_k(const QuantizeOptions& options) {
 }
 
 void check_options(const QuantizeOptions& options) {
-  if (options.bits != 3 && options.bits != 4 && options.bits != 8) {
-    throw UsageError("bits: found " + std::to_string(options.bits) + ", expected 3, 4 or 8");
+  if (find_integer_format(options.bits, options.symmetric) == nullptr) {
+    throw UsageError("bits: found " + std::to_string(options.bits) + ", expected " +
+                     integer_bits_text("or"));
   }
   if (options.group_size != -1 && options.group_size < 1) {
     throw UsageError("group size: found " + std::to_string(options.group_size) +

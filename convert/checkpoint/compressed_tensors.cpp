@@ -110,13 +110,13 @@ Scheme read_scheme(const Json& json, const std::string& source) {
   };
   Scheme scheme;
   scheme.bits = static_cast<int>(config.integer("num_bits", 1, 32));
-  if (scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
-    refuse("num_bits", "3, 4 and 8 are");
+  scheme.symmetric = config.boolean_or("symmetric", true);
+  if (find_integer_format(scheme.bits, scheme.symmetric) == nullptr) {
+    refuse("num_bits", integer_bits_text("and") + " are");
   }
   if (config.text_or("type", "int") != "int") refuse("type", "int is");
   if (config.boolean_or("dynamic", false)) refuse("dynamic", "static weights are");
   if (config.has("block_structure")) refuse("block_structure", "group and channel are");
-  scheme.symmetric = config.boolean_or("symmetric", true);
   const std::string strategy =
       config.text_or("strategy", config.has("group_size") ? "group" : "channel");
   if (strategy == "group") {

@@ -166,13 +166,13 @@ std::unique_ptr<QuantizedLayout> read_gptq_config(const Json& json, const std::s
   const ConfigReader config(json, source);
   GptqScheme scheme;
   scheme.bits = static_cast<int>(config.integer("bits", 1, 32));
-  if (scheme.bits != 3 && scheme.bits != 4 && scheme.bits != 8) {
-    throw UnsupportedError(
-        fmt::format("{}: {} bits are not supported; 3, 4 and 8 are", source, scheme.bits));
+  scheme.symmetric = config.boolean_or("sym", true);
+  if (find_integer_format(scheme.bits, scheme.symmetric) == nullptr) {
+    throw UnsupportedError(fmt::format("{}: {} bits are not supported; {} are", source, scheme.bits,
+                                       integer_bits_text("and")));
   }
   scheme.group_size = config.integer("group_size", -1, int64_t{1} << 30);
   if (scheme.group_size == 0) config.fail("group_size", "-1 (whole row) or a size");
-  scheme.symmetric = config.boolean_or("sym", true);
   const std::string format = config.text_or("checkpoint_format", config.text_or("format", "gptq"));
   if (format != "gptq" && format != "gptq_v2") {
     throw UnsupportedError(fmt::format(

@@ -65,7 +65,9 @@ class WeightFormat {
   /// general.file_type of a GGUF file whose matrices have this format (formats.md §7.6).
   virtual std::optional<uint32_t> gguf_file_type() const { return std::nullopt; }
   virtual Fold fold() const = 0;
-  virtual int code_bits() const = 0;               // 2 to 8; 16 or 32 for kFloat
+  virtual int code_bits() const = 0;  // 2 to 8; 16 or 32 for kFloat
+  /// Of packed integers (packed_integer.h): a zero point per group lies beside the scales.
+  virtual bool has_zero_points() const { return false; }
   virtual int64_t block_columns() const = 0;       // columns that are stored together (1, 32, 256)
   virtual int64_t block_bytes() const = 0;         // bytes of one block in `data`
   virtual int64_t sub_block() const { return 0; }  // kSuperBlock: columns per sub-scale
@@ -127,7 +129,11 @@ const WeightFormat* find_format(std::string_view name);
 const WeightFormat* find_gguf_format(uint32_t type_id);
 /// The scalar format of F32, F16 or BF16 tensors.
 const WeightFormat& scalar_format(DType dtype);
-/// The packed integer format with these properties (bits 3, 4 or 8).
+/// The packed integer format with these properties; nullptr if there is none.
+const WeightFormat* find_integer_format(int64_t bits, bool symmetric);
+/// The same where there must be one.
 const WeightFormat& integer_format(int bits, bool symmetric);
+/// The bits that packed integers may have: "3, 4 and 8".
+std::string integer_bits_text(std::string_view conjunction);
 
 }  // namespace assay

@@ -5,7 +5,7 @@
 namespace assay {
 
 void pack_codes(int bits, std::span<const uint8_t> codes, std::span<std::byte> out) {
-  ASSAY_CHECK(bits == 3 || bits == 4 || bits == 8);
+  ASSAY_CHECK(bits >= 1 && bits <= 8);
   const size_t n_bits = codes.size() * static_cast<size_t>(bits);
   ASSAY_CHECK(out.size() == (n_bits + 31) / 32 * 4);
   std::fill(out.begin(), out.end(), std::byte{0});

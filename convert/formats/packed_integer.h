@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "convert/core/dtype.h"
@@ -26,23 +27,25 @@ inline float scalar_at(const TensorView& view, int64_t index) {
 }
 
 /// Fewest codes that fill 32-bit words.
-constexpr int64_t codes_per_unit(int bits) { return bits == 3 ? 32 : 32 / bits; }
+constexpr int64_t codes_per_unit(int bits) { return 32 / std::gcd(32, bits); }
 
 /// Weights as unsigned codes with a scale (and a zero point) per group of columns:
 ///   w = scale · (code − zero),  zero = 2^(bits−1) where symmetric.
 /// `data`: per row the codes packed little-endian along the row, kBits each, in 32-bit words, as in
-/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (formats.md §3.2). Codes of 3 bits
-/// lie across words. Rows hold whole words: columns are a multiple of codes_per_unit(). `scales`
-/// (rows, n_groups); `zero_points` (rows, n_groups), unsigned domain, only where asymmetric.
+/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (formats.md §3.2). Codes whose
+/// bits do not divide 32 lie across words. Rows hold whole words: columns are a multiple of
+/// codes_per_unit(). `scales` (rows, n_groups); `zero_points` (rows, n_groups), unsigned domain,
+/// only where asymmetric.
 template <int kBits, bool kSymmetric>
 class PackedIntegerFormat final : public WeightFormat {
  public:
-  static_assert(kBits == 3 || kBits == 4 || kBits == 8);
+  static_assert(kBits >= 2 && kBits <= 8);
   explicit PackedIntegerFormat(std::string_view name) : name_(name) {}
 
   std::string_view name() const override { return name_; }
   Fold fold() const override { return Fold::kGroup; }
   int code_bits() const override { return kBits; }
+  bool has_zero_points() const override { return !kSymmetric; }
   int64_t block_columns() const override { return codes_per_unit(kBits); }
   int64_t block_bytes() const override { return codes_per_unit(kBits) * kBits / 8; }
 
@@ -83,14 +86,13 @@ class PackedIntegerFormat final : public WeightFormat {
  private:
   static int code_at(const uint8_t* bytes, int64_t column) {
     if constexpr (kBits == 8) return bytes[column];
-    if constexpr (kBits == 3) {
-      const int64_t bit = 3 * column;
-      const int shift = static_cast<int>(bit % 8);
-      int code = bytes[bit / 8] >> shift;
-      if (shift > 5) code |= bytes[bit / 8 + 1] << (8 - shift);
-      return code & 7;
+    const int64_t bit = kBits * column;
+    const int shift = static_cast<int>(bit % 8);
+    int code = bytes[bit / 8] >> shift;
+    if constexpr (8 % kBits != 0) {
+      if (shift > 8 - kBits) code |= bytes[bit / 8 + 1] << (8 - shift);
     }
-    return (bytes[column / 2] >> (4 * (column % 2))) & 15;
+    return code & ((1 << kBits) - 1);
   }
 
   /// Columns [begin, end) of one group.
@@ -122,21 +124,21 @@ class PackedIntegerFormat final : public WeightFormat {
       std::memcpy(codes.data(), bytes.data(), codes.size());
       return;
     }
-    if constexpr (kBits == 3) {
-      for (size_t i = 0; i < codes.size(); i += 8) {  // three bytes
-        uint32_t word = 0;
-        std::memcpy(&word, bytes.data() + i / 8 * 3, 3);
-        for (size_t k = 0; k < 8; ++k) {
-          codes[i + k] = static_cast<uint8_t>((word >> (3 * k)) & 7u);
-        }
+    if constexpr (kBits == 4) {
+      // Rows hold whole words, so that the number of codes is even.
+      const auto* packed = reinterpret_cast<const uint8_t*>(bytes.data());
+      for (size_t i = 0; i < codes.size() / 2; ++i) {
+        codes[2 * i] = packed[i] & 15;
+        codes[2 * i + 1] = packed[i] >> 4;
       }
       return;
     }
-    // Rows hold whole words, so that the number of codes is even.
-    const auto* packed = reinterpret_cast<const uint8_t*>(bytes.data());
-    for (size_t i = 0; i < codes.size() / 2; ++i) {
-      codes[2 * i] = packed[i] & 15;
-      codes[2 * i + 1] = packed[i] >> 4;
+    for (size_t i = 0; i < codes.size(); i += 8) {  // kBits bytes
+      uint64_t word = 0;
+      std::memcpy(&word, bytes.data() + i / 8 * kBits, kBits);
+      for (size_t k = 0; k < 8; ++k) {
+        codes[i + k] = static_cast<uint8_t>((word >> (kBits * k)) & ((1u << kBits) - 1));
+      }
     }
   }
 
@@ -144,7 +146,7 @@ class PackedIntegerFormat final : public WeightFormat {
 };
 
 /// Packs one row of unsigned codes the way PackedIntegerFormat reads them. `out` holds
-/// ⌈codes·bits/32⌉ words; unused bits are zero. bits 3, 4 or 8; a code that does not fit is our own
+/// ⌈codes·bits/32⌉ words; unused bits are zero. At most 8 bits; a code that does not fit is our own
 /// mistake (case B37).
 void pack_codes(int bits, std::span<const uint8_t> codes, std::span<std::byte> out);
 

@@ -1,6 +1,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <set>
 
 #include "convert/core/dtype.h"
 #include "convert/core/error.h"
@@ -56,11 +57,42 @@ const WeightFormat& scalar_format(DType dtype) {
   return *format;
 }
 
+namespace {
+
+/// Codes in groups whose scales lie beside them: no GGUF block has that.
+bool is_packed_integer(const WeightFormat& format) {
+  return format.fold() == Fold::kGroup && !format.gguf_type();
+}
+
+}  // namespace
+
+const WeightFormat* find_integer_format(int64_t bits, bool symmetric) {
+  for (const WeightFormat* format : all_formats()) {
+    if (is_packed_integer(*format) && format->code_bits() == bits &&
+        format->has_zero_points() != symmetric) {
+      return format;
+    }
+  }
+  return nullptr;
+}
+
 const WeightFormat& integer_format(int bits, bool symmetric) {
-  ASSAY_CHECK(bits == 3 || bits == 4 || bits == 8);
-  if (bits == 3) return symmetric ? w3_format() : w3_asym_format();
-  if (bits == 4) return symmetric ? w4_format() : w4_asym_format();
-  return symmetric ? w8_format() : w8_asym_format();
+  const WeightFormat* format = find_integer_format(bits, symmetric);
+  ASSAY_CHECK(format != nullptr);
+  return *format;
+}
+
+std::string integer_bits_text(std::string_view conjunction) {
+  std::set<int> all;
+  for (const WeightFormat* format : all_formats()) {
+    if (is_packed_integer(*format)) all.insert(format->code_bits());
+  }
+  std::string text;
+  for (const int bits : all) {
+    if (!text.empty()) text += bits == *all.rbegin() ? " " + std::string(conjunction) + " " : ", ";
+    text += std::to_string(bits);
+  }
+  return text;
 }
 
 uint64_t WeightFormat::row_bytes(int64_t columns) const {

@@ -334,9 +334,9 @@ class Builder {
     std::byte* to = plan_.arena.take(bytes);
     copy(matrix.view.data.data(), to, bytes);
     plan_.embedding_rows = to;
-    plan_.embedding_type = format.code_bits() == 32 ? ScaleType::kF32
-                           : format.name() == "F16" ? ScaleType::kF16
-                                                    : ScaleType::kBF16;
+    plan_.embedding_type = format.code_bits() == 32                 ? ScaleType::kF32
+                           : &format == &scalar_format(DType::kF16) ? ScaleType::kF16
+                                                                    : ScaleType::kBF16;
   }
 
   size_t add_linear(size_t i) {

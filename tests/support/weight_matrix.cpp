@@ -39,10 +39,9 @@ void fill_integers(const WeightFormat& format, Random& random, DType scale_dtype
   out.scales.dtype = scale_dtype;
   out.scales.shape = {out.view.rows, out.view.n_groups()};
   out.scales.bytes.resize(static_cast<size_t>(n_scales) * dtype_bytes(scale_dtype));
-  const bool asymmetric = &format == &integer_format(bits, false);
   for (int64_t i = 0; i < n_scales; ++i) {
     set_scalar(out.scales, i, (bits == 4 ? 0.01f : 0.001f) * (1.0f + 0.5f * random.uniform()));
-    if (asymmetric) {
+    if (format.has_zero_points()) {
       out.zero_points.push_back(static_cast<uint8_t>(random.below(uint64_t{1} << bits)));
     }
   }
