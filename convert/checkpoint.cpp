@@ -19,22 +19,6 @@
 
 namespace assay {
 
-std::string_view checkpoint_kind_name(CheckpointKind kind) {
-  switch (kind) {
-    case CheckpointKind::kHuggingFace:
-      return "Hugging Face";
-    case CheckpointKind::kCompressedTensors:
-      return "compressed-tensors";
-    case CheckpointKind::kGptq:
-      return "GPTQ";
-    case CheckpointKind::kAwq:
-      return "AWQ";
-    case CheckpointKind::kGguf:
-      return "GGUF";
-  }
-  return "unknown";
-}
-
 void CheckpointMatrix::decode_row(int64_t row, std::span<float> out) const {
   view.format->decode_row(view, source_row(row), out);
   reorder_columns(column_order, out);
@@ -64,18 +48,6 @@ auto with_prefix(const std::string& prefix, const Read& read) {
 
 Json read_json_if_there(const std::string& path) {
   return file_exists(path) ? read_json_file(path) : Json();
-}
-
-/// The configuration of the quantization: in config.json, else in the side file of older GPTQ
-/// folders; nullptr if there is none.
-std::unique_ptr<QuantizedLayout> quantization_of(const std::string& folder, const Json& config) {
-  const Json* inside = config.find("quantization_config");
-  if (inside != nullptr && !inside->is_null()) {
-    return read_quantization_config(*inside, folder + "/config.json: quantization_config");
-  }
-  const std::string side_file = folder + "/quantize_config.json";
-  if (!file_exists(side_file)) return nullptr;
-  return read_gptq_config(read_json_file(side_file), side_file);
 }
 
 bool is_matrix_product(const TensorEntry& entry) {
@@ -170,8 +142,9 @@ std::shared_ptr<Checkpoint> Checkpoint::open_folder(const std::string& path) {
     out->spec_ = out->family_->read_config(out->config_, out->generation_config_);
     return 0;
   });
-  const std::unique_ptr<QuantizedLayout> layout = quantization_of(path, out->config_);
-  if (layout != nullptr) out->kind_ = layout->kind();
+  const FolderQuantization quantization = read_quantization(path, out->config_);
+  const QuantizedLayout* layout = quantization.layout.get();
+  out->format_ = quantization.format;
   out->safetensors_ = std::make_unique<SafetensorsModel>(SafetensorsModel::open(path));
 
   TensorLedger ledger(*out->safetensors_);
@@ -272,7 +245,7 @@ std::set<std::string, std::less<>> prediction_tensors(const GgufFile& file,
 std::shared_ptr<Checkpoint> Checkpoint::open_gguf(const std::string& path) {
   std::shared_ptr<Checkpoint> out(new Checkpoint());
   out->path_ = path;
-  out->kind_ = CheckpointKind::kGguf;
+  out->format_ = &kGgufFormat;
   out->gguf_ = std::make_unique<GgufFile>(GgufFile::open(path));
   const GgufFile& file = *out->gguf_;
   const std::optional<std::string> architecture = file.metadata().string("general.architecture");
@@ -386,7 +359,7 @@ const StoredTensor& Checkpoint::stored(Role role, int layer, int expert) const {
 CheckpointMatrix Checkpoint::matrix(Role role, int layer, int expert) const {
   const size_t index = index_of(role, layer, expert);
   const std::string& name =
-      kind_ == CheckpointKind::kGguf ? table_[index].gguf_name : table_[index].hf_name;
+      kind() == CheckpointKind::kGguf ? table_[index].gguf_name : table_[index].hf_name;
   ASSAY_CHECK(table_[index].is_matrix());
   CheckpointMatrix matrix = with_prefix(path_ + ": ", [&] { return tensors_[index]->load(); });
   if (matrix.view.format->fold() == Fold::kFloat) return matrix;
@@ -416,7 +389,7 @@ std::vector<float> Checkpoint::vector(Role role, int layer) const {
                                     tensors_[index]->stored().parts.front(), i, values[i]));
     }
   }
-  if (kind_ != CheckpointKind::kGguf) {
+  if (kind() != CheckpointKind::kGguf) {
     apply_transform(entry.gguf_transform, values);
     return values;
   }

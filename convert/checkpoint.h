@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "convert/checkpoint/checkpoint_format.h"
 #include "convert/core/json.h"
 #include "convert/families/family.h"
 #include "convert/formats/format.h"
@@ -17,10 +18,6 @@
 #include "convert/safetensors.h"
 
 namespace assay {
-
-/// How the linears of a checkpoint are stored.
-enum class CheckpointKind : uint8_t { kHuggingFace, kCompressedTensors, kGptq, kAwq, kGguf };
-std::string_view checkpoint_kind_name(CheckpointKind kind);
 
 /// A matrix of a checkpoint, ready to be read row by row in Hugging Face row order.
 struct CheckpointMatrix {
@@ -72,7 +69,8 @@ class Checkpoint {
   static std::shared_ptr<const Checkpoint> open(const std::string& path);
 
   const std::string& path() const { return path_; }
-  CheckpointKind kind() const { return kind_; }
+  const CheckpointFormat& format() const { return *format_; }
+  CheckpointKind kind() const { return format_->kind; }
   const Family& family() const { return *family_; }
   const ModelSpec& spec() const { return spec_; }
   const std::vector<TensorEntry>& tensors() const { return table_; }  // those present
@@ -116,7 +114,7 @@ class Checkpoint {
   size_t index_of(Role role, int layer, int expert) const;
 
   std::string path_;
-  CheckpointKind kind_ = CheckpointKind::kHuggingFace;
+  const CheckpointFormat* format_ = &kPlainFormat;
   const Family* family_ = nullptr;
   ModelSpec spec_;
   std::vector<TensorEntry> table_;

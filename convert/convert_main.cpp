@@ -293,13 +293,13 @@ ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
     throw UsageError("--out FILE is missing; --dry-run goes without");
   }
   const std::string model = arguments.list("MODEL").front();
-  Source source{model, checkpoint_kind_name(CheckpointKind::kGguf)};
+  Source source{model, kGgufFormat.name};
   std::unique_ptr<GgufPlan> plan;
   if (is_gguf_file(model)) {
     plan = plan_file(arguments, model);
   } else {
     const auto checkpoint = Checkpoint::open(model);
-    source.kind = checkpoint_kind_name(checkpoint->kind());
+    source.kind = checkpoint->format().name;
     plan = plan_folder(arguments, checkpoint);
   }
   for (const std::string& warning : plan->warnings()) terminal.log(LogLevel::kWarning, warning);

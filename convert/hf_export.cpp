@@ -131,8 +131,7 @@ std::string plain_card(const Checkpoint& checkpoint, const std::vector<HfTensor>
       "what "
       "that changed is still in them.\n\n"
       "| from | to | tensors |\n|---|---|---|\n{}",
-      checkpoint_kind_name(checkpoint.kind()), version(), dtype_name(options.dtype),
-      type_rows(tensors));
+      checkpoint.format().name, version(), dtype_name(options.dtype), type_rows(tensors));
   return model_card_text(head, body);
 }
 

@@ -380,11 +380,11 @@ int64_t linears_beyond_marlin(const Checkpoint& checkpoint) {
   return n;
 }
 
-/// Programs that load such a model, each with what is to be known; formats.md §3.6.
+/// Programs that load such a model, each with what is to be known.
 Json engines_json(const Checkpoint& checkpoint) {
   Json engines = Json::array();
-  const auto add = [&](std::string_view name, std::string note = {}) {
-    engines.push(Json::object().set("engine", name).set("note", std::move(note)));
+  const auto add = [&](std::string_view name, std::string_view note) {
+    engines.push(Json::object().set("engine", name).set("note", note));
   };
   bool symmetric = true, act_order = false;
   for (const TensorEntry& entry : checkpoint.tensors()) {
@@ -397,28 +397,11 @@ Json engines_json(const Checkpoint& checkpoint) {
     kernels =
         fmt::format("{} linears do not fit the Marlin kernels (rows of 64, columns of 128)", n);
   }
-  switch (checkpoint.kind()) {
-    case CheckpointKind::kHuggingFace:
-      for (const char* name : {"transformers", "vLLM", "SGLang"}) add(name);
-      break;
-    case CheckpointKind::kCompressedTensors:
-      for (const char* name : {"vLLM", "SGLang"}) add(name, kernels);
-      add("transformers", "with compressed-tensors; it computes on dequantized weights");
-      break;
-    case CheckpointKind::kGptq:
-      add("vLLM", symmetric ? kernels : "asymmetric: only its old GPTQ kernel, in float16");
-      add("SGLang", kernels);
-      add("transformers", "with gptqmodel");
-      add("GPTQModel");
-      break;
-    case CheckpointKind::kAwq:
-      for (const char* name : {"vLLM", "SGLang"}) add(name, kernels);
-      add("transformers", "with gptqmodel, in float16");
-      add("GPTQModel");
-      break;
-    case CheckpointKind::kGguf:
-      add("llama.cpp");
-      break;
+  for (const Engine& engine : checkpoint.format().engines) {
+    const bool asymmetric = !symmetric && !engine.asymmetric_note.empty();
+    add(engine.name, asymmetric         ? engine.asymmetric_note
+                     : engine.by_marlin ? kernels
+                                        : engine.note);
   }
   if (act_order) add("Assay", "columns in activation order are read as fp32 values");
   return engines;
@@ -496,7 +479,7 @@ void check_values(const Checkpoint& checkpoint, Json& problems) {
 /// Family, shapes, weights, tokenizer of a model that is implemented.
 void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json& summary,
                Json& problems) {
-  summary.set("kind", checkpoint_kind_name(checkpoint.kind()));
+  summary.set("kind", checkpoint.format().name);
   summary.set("family", checkpoint.family().name);
   summary.set("model", spec_json(checkpoint.spec()));
   add_tokenizer(checkpoint.path(), checkpoint.gguf(), summary, problems);

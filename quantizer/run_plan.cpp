@@ -239,7 +239,7 @@ RunPlan plan_run(const RunOptions& options) {
   plan.checkpoint = Checkpoint::open(options.model);
   if (plan.checkpoint->kind() != CheckpointKind::kHuggingFace) {
     throw UnsupportedError(options.model + ": found a " +
-                           std::string(checkpoint_kind_name(plan.checkpoint->kind())) +
+                           std::string(plan.checkpoint->format().name) +
                            " model, expected a Hugging Face folder with 16- or 32-bit weights");
   }
   plan.program = build_program(plan.checkpoint->spec(), plan.checkpoint->tensors());

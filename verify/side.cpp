@@ -9,25 +9,6 @@
 #include "verify/run_model.h"
 
 namespace assay {
-namespace {
-
-std::string_view kind_of(CheckpointKind kind) {
-  switch (kind) {
-    case CheckpointKind::kHuggingFace:
-      return "Hugging Face folder";
-    case CheckpointKind::kCompressedTensors:
-      return "compressed-tensors folder";
-    case CheckpointKind::kGptq:
-    case CheckpointKind::kAwq:
-      return "GPTQ folder";
-    case CheckpointKind::kGguf:
-      return "GGUF file";
-  }
-  return "model";
-}
-
-}  // namespace
-
 Side Side::open(const std::string& path) {
   const bool has_config = file_exists((std::filesystem::path(path) / "config.json").string());
   if (!has_config && ReferenceBundle::is_bundle(path)) {
@@ -55,7 +36,9 @@ Side Side::from_bundle(ReferenceBundle bundle) {
 
 std::string Side::kind_name() const {
   if (bundle_) return "reference bundle";
-  return std::string(checkpoint_ ? kind_of(checkpoint_->kind()) : "executor");
+  if (!checkpoint_) return "executor";
+  const CheckpointFormat& format = checkpoint_->format();
+  return std::string(format.name) + " " + std::string(format.container());
 }
 
 int64_t Side::vocab_size() const {

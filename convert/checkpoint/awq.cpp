@@ -111,8 +111,6 @@ class AwqLayout final : public QuantizedLayout {
  public:
   explicit AwqLayout(int64_t group_size) : group_size_(group_size) {}
 
-  CheckpointKind kind() const override { return CheckpointKind::kAwq; }
-
   /// A module with `.qweight` is quantized, whatever modules_to_not_convert says.
   std::unique_ptr<const TensorOnDisk> open(const std::string& module, int64_t rows, int64_t columns,
                                            TensorLedger& ledger) const override {
@@ -137,9 +135,8 @@ class AwqLayout final : public QuantizedLayout {
   int64_t group_size_;
 };
 
-}  // namespace
-
-std::unique_ptr<QuantizedLayout> read_awq_config(const Json& json, const std::string& source) {
+/// Layout gemm, 4 bits with zero points. Source: formats.md §3.4.
+std::unique_ptr<QuantizedLayout> read_config(const Json& json, const std::string& source) {
   const ConfigReader config(json, source);
   const std::string bits_key = config.has("bits") ? "bits" : "w_bit";
   const std::string group_key = config.has("group_size") ? "group_size" : "q_group_size";
@@ -159,5 +156,23 @@ std::unique_ptr<QuantizedLayout> read_awq_config(const Json& json, const std::st
   }
   return std::make_unique<AwqLayout>(group_size);
 }
+
+constexpr Engine kEngines[] = {
+    {.name = "vLLM", .by_marlin = true},
+    {.name = "SGLang", .by_marlin = true},
+    {.name = "transformers", .note = "with gptqmodel, in float16"},
+    {.name = "GPTQModel"},
+};
+
+}  // namespace
+
+extern const CheckpointFormat kAwqFormat;
+const CheckpointFormat kAwqFormat = {
+    .kind = CheckpointKind::kQuantizedFolder,
+    .name = "AWQ",
+    .engines = kEngines,
+    .quant_method = "awq",
+    .read = read_config,
+};
 
 }  // namespace assay

@@ -188,8 +188,6 @@ class CompressedTensorsLayout final : public QuantizedLayout {
   CompressedTensorsLayout(std::vector<Group> groups, ModuleList ignore)
       : groups_(std::move(groups)), ignore_(std::move(ignore)) {}
 
-  CheckpointKind kind() const override { return CheckpointKind::kCompressedTensors; }
-
   std::unique_ptr<const TensorOnDisk> open(const std::string& module, int64_t rows, int64_t columns,
                                            TensorLedger& ledger) const override {
     const Group* group = group_of(module);
@@ -295,10 +293,8 @@ void refuse_other_parts(const ConfigReader& config) {
   }
 }
 
-}  // namespace
-
-std::unique_ptr<QuantizedLayout> read_compressed_tensors_config(const Json& json,
-                                                                const std::string& source) {
+/// Format pack-quantized, per group or per row. Source: formats.md §3.2.
+std::unique_ptr<QuantizedLayout> read_config(const Json& json, const std::string& source) {
   const ConfigReader config(json, source);
   refuse_other_parts(config);
   const Json* groups_json = config.find("config_groups");
@@ -331,5 +327,22 @@ std::unique_ptr<QuantizedLayout> read_compressed_tensors_config(const Json& json
       std::move(groups),
       ModuleList(ignore == nullptr ? Json::array() : *ignore, source + ": ignore"));
 }
+
+constexpr Engine kEngines[] = {
+    {.name = "vLLM", .by_marlin = true},
+    {.name = "SGLang", .by_marlin = true},
+    {.name = "transformers", .note = "with compressed-tensors; it computes on dequantized weights"},
+};
+
+}  // namespace
+
+extern const CheckpointFormat kCompressedTensorsFormat;
+const CheckpointFormat kCompressedTensorsFormat = {
+    .kind = CheckpointKind::kQuantizedFolder,
+    .name = "compressed-tensors",
+    .engines = kEngines,
+    .quant_method = "compressed-tensors",
+    .read = read_config,
+};
 
 }  // namespace assay

@@ -128,8 +128,6 @@ class GptqLayout final : public QuantizedLayout {
  public:
   explicit GptqLayout(const GptqScheme& scheme) : scheme_(scheme) {}
 
-  CheckpointKind kind() const override { return CheckpointKind::kGptq; }
-
   /// The format has no list of modules: one with `.qweight` is quantized.
   std::unique_ptr<const TensorOnDisk> open(const std::string& module, int64_t rows, int64_t columns,
                                            TensorLedger& ledger) const override {
@@ -160,9 +158,8 @@ class GptqLayout final : public QuantizedLayout {
   GptqScheme scheme_;
 };
 
-}  // namespace
-
-std::unique_ptr<QuantizedLayout> read_gptq_config(const Json& json, const std::string& source) {
+/// Versions 1 and 2. Source: formats.md §3.3.
+std::unique_ptr<QuantizedLayout> read_config(const Json& json, const std::string& source) {
   const ConfigReader config(json, source);
   GptqScheme scheme;
   scheme.bits = static_cast<int>(config.integer("bits", 1, 32));
@@ -192,5 +189,26 @@ std::unique_ptr<QuantizedLayout> read_gptq_config(const Json& json, const std::s
   }
   return std::make_unique<GptqLayout>(scheme);
 }
+
+constexpr Engine kEngines[] = {
+    {.name = "vLLM",
+     .by_marlin = true,
+     .asymmetric_note = "asymmetric: only its old GPTQ kernel, in float16"},
+    {.name = "SGLang", .by_marlin = true},
+    {.name = "transformers", .note = "with gptqmodel"},
+    {.name = "GPTQModel"},
+};
+
+}  // namespace
+
+extern const CheckpointFormat kGptqFormat;
+const CheckpointFormat kGptqFormat = {
+    .kind = CheckpointKind::kQuantizedFolder,
+    .name = "GPTQ",
+    .engines = kEngines,
+    .quant_method = "gptq",
+    .side_file = "quantize_config.json",
+    .read = read_config,
+};
 
 }  // namespace assay

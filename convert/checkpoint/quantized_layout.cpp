@@ -6,21 +6,30 @@
 
 #include "convert/checkpoint/act_order.h"
 #include "convert/core/error.h"
+#include "convert/core/file.h"
 #include "convert/families/config_reader.h"
 
 namespace assay {
 
-std::unique_ptr<QuantizedLayout> read_quantization_config(const Json& json,
-                                                          const std::string& source) {
-  const ConfigReader config(json, source);
-  const std::string method = config.text("quant_method");
-  if (method == "compressed-tensors") return read_compressed_tensors_config(json, source);
-  if (method == "gptq") return read_gptq_config(json, source);
-  if (method == "awq") return read_awq_config(json, source);
-  throw UnsupportedError(
-      fmt::format("{}: quant_method \"{}\" is not supported; compressed-tensors (pack-quantized), "
-                  "gptq and awq are",
-                  source, method));
+FolderQuantization read_quantization(const std::string& folder, const Json& config) {
+  const Json* inside = config.find("quantization_config");
+  if (inside == nullptr || inside->is_null()) {
+    for (const CheckpointFormat* format : quantized_folder_formats()) {
+      const std::string side_file = folder + "/" + std::string(format->side_file);
+      if (format->side_file.empty() || !file_exists(side_file)) continue;
+      return {format, format->read(read_json_file(side_file), side_file)};
+    }
+    return {};
+  }
+  const std::string source = folder + "/config.json: quantization_config";
+  const std::string method = ConfigReader(*inside, source).text("quant_method");
+  std::string known;
+  for (const CheckpointFormat* format : quantized_folder_formats()) {
+    if (format->quant_method == method) return {format, format->read(*inside, source)};
+    known += (known.empty() ? "" : ", ") + std::string(format->quant_method);
+  }
+  throw UnsupportedError(fmt::format("{}: quant_method \"{}\" is not supported; these are: {}",
+                                     source, method, known));
 }
 
 int64_t check_group_size(const std::string& module, int bits, int64_t group_size, int64_t columns) {

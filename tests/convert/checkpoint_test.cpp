@@ -309,7 +309,7 @@ TEST_P(QuantizedCheckpoint, ReadsTheValuesOfCompressedTensors) {
   const auto checkpoint = open(model, folder);
   const CheckpointMatrix matrix = checkpoint->matrix(Role::kDownProj, 1);
 
-  EXPECT_EQ(checkpoint->kind(), CheckpointKind::kCompressedTensors);
+  EXPECT_EQ(checkpoint->format().name, "compressed-tensors");
   EXPECT_EQ(matrix.view.format, &integer_format(GetParam().bits, GetParam().symmetric));
   EXPECT_EQ(checkpoint->stored(Role::kDownProj, 1).scale_dtype, GetParam().scale_dtype);
   EXPECT_EQ(checkpoint->stored(Role::kTokenEmbedding).format->name(), "BF16");
@@ -332,7 +332,7 @@ TEST_P(QuantizedCheckpoint, GptqOfTheSameNumbersDecodesToTheSameValues) {
   const auto a = Checkpoint::open(compressed.write(folder.file("a")));
   const auto b = Checkpoint::open(gptq.write(folder.file("b")));
 
-  EXPECT_EQ(b->kind(), CheckpointKind::kGptq);
+  EXPECT_EQ(b->format().name, "GPTQ");
   for (const TensorEntry& entry : a->tensors()) {
     if (entry.shape.size() != 2) continue;
     EXPECT_TRUE(test::bits_equal(decode(b->matrix(entry.role, entry.layer)),
@@ -673,7 +673,7 @@ TEST(Awq, DecodesToTheValuesOfTheSameNumbersElsewhere) {
     const auto a = Checkpoint::open(awq.write(folder.file("a")));
     const auto b = Checkpoint::open(compressed.write(folder.file("b")));
 
-    EXPECT_EQ(a->kind(), CheckpointKind::kAwq);
+    EXPECT_EQ(a->format().name, "AWQ");
     for (const TensorEntry& entry : a->tensors()) {
       if (!entry.is_matrix()) continue;
       EXPECT_EQ(decode(a->matrix(entry.role, entry.layer)),
@@ -704,7 +704,7 @@ TEST(Gptq, ReadsTheSideFileOfOlderFolders) {
   const std::string path = model.write(folder.file("model"));
   folder.write("model/quantize_config.json", quantization.dump());
 
-  EXPECT_EQ(Checkpoint::open(path)->kind(), CheckpointKind::kGptq);
+  EXPECT_EQ(Checkpoint::open(path)->format().name, "GPTQ");
 }
 
 TEST(Gptq, RefusesWhatItCannotDoByName) {

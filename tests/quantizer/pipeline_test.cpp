@@ -65,7 +65,7 @@ TEST(Quantize, WritesAFolderThatOpensAndIsNearTheModel) {
 
   const auto source = Checkpoint::open(fixture.model());
   const auto quantized = Checkpoint::open(fixture.path("out"));
-  EXPECT_EQ(quantized->kind(), CheckpointKind::kCompressedTensors);
+  EXPECT_EQ(quantized->format().name, "compressed-tensors");
   for (int layer = 0; layer < 2; ++layer) {
     for (const Role role : {Role::kQProj, Role::kOProj, Role::kDownProj}) {
       EXPECT_LT(relative_difference(weights_of(*quantized, role, layer),
@@ -98,7 +98,7 @@ TEST(Quantize, RoundToNearestNeedsNoCalibration) {
 
   const RunResult result = fixture.run(options);
 
-  EXPECT_EQ(Checkpoint::open(options.out)->kind(), CheckpointKind::kCompressedTensors);
+  EXPECT_EQ(Checkpoint::open(options.out)->format().name, "compressed-tensors");
   EXPECT_EQ(result.n_windows, 0);
   for (const ModuleReport& module : result.layers[0].modules) {
     EXPECT_EQ(module.loss, module.rtn_loss);
@@ -572,7 +572,7 @@ TEST(Quantize, GptqFoldersHoldTheSameNumbers) {
   fixture.run(options);
 
   const auto checkpoint = Checkpoint::open(options.out);
-  EXPECT_EQ(checkpoint->kind(), CheckpointKind::kGptq);
+  EXPECT_EQ(checkpoint->format().name, "GPTQ");
   EXPECT_LT(relative_difference(weights_of(*checkpoint, Role::kUpProj, 1),
                                 weights_of(*Checkpoint::open(fixture.model()), Role::kUpProj, 1)),
             0.2);

@@ -77,6 +77,20 @@ class Models : public ::testing::Test {
   test::TemporaryDirectory folder_;
 };
 
+TEST_F(Models, AreCalledWhatTheyAreStoredAs) {
+  const auto kind_of = [&](void (*quantize)(test::TinyModel&, const test::TinyQuantization&),
+                           const std::string& name) {
+    test::TinyModel model = test::make_tiny_model();
+    quantize(model, {.symmetric = false, .scale_dtype = DType::kF16});
+    return Side::open(write(model, name)).kind_name();
+  };
+
+  EXPECT_EQ(Side::open(good()).kind_name(), "Hugging Face folder");
+  EXPECT_EQ(kind_of(test::quantize_as_compressed_tensors, "ct"), "compressed-tensors folder");
+  EXPECT_EQ(kind_of(test::quantize_as_gptq, "gptq"), "GPTQ folder");
+  EXPECT_EQ(kind_of(test::quantize_as_awq, "awq"), "AWQ folder");
+}
+
 TEST_F(Models, AreEqualToTheirCopyInEveryCheck) {
   const std::string a = good(), b = write(test::make_tiny_model(), "copy", /*n_shards=*/2);
   EquivalenceOptions options;
