@@ -217,13 +217,27 @@ void HfExport::add_copy(const SafetensorsEntry& entry) {
   sources_.push_back({.copy = &entry});
 }
 
-void HfExport::add_matrix(const std::string& name, const Shape& shape, const TensorEntry& first) {
-  tensors_.push_back({.name = name,
+/// Matrices that models of this class keep in one tensor become parts of it.
+void HfExport::add_matrix(const TensorEntry& entry) {
+  const bool stacked = entry.stacked_in_folder;
+  if (stacked) {
+    const auto [found, is_new] = stacks_.emplace(entry.hf_stack->name, tensors_.size());
+    if (!is_new) return sources_[found->second].matrices.push_back(&entry);
+  }
+  const Shape& shape = stacked ? entry.hf_stack->shape : entry.shape;
+  tensors_.push_back({.name = stacked ? entry.hf_stack->name : entry.hf_name,
                       .shape = shape,
                       .dtype = options_.dtype,
-                      .source_type = source_type_of(checkpoint_->stored(first)),
+                      .source_type = source_type_of(checkpoint_->stored(entry)),
                       .n_values = n_elements(shape)});
-  sources_.push_back({.matrices = {&first}});
+  sources_.push_back({.matrices = {&entry}});
+}
+
+void HfExport::order_stacks() {
+  for (const auto& [name, position] : stacks_) {
+    std::ranges::sort(sources_[position].matrices, {},
+                      [](const TensorEntry* entry) { return entry->hf_stack->first_row; });
+  }
 }
 
 void HfExport::add_vector(const TensorEntry& entry) {
@@ -242,18 +256,27 @@ void HfExport::add_vector(const TensorEntry& entry) {
   sources_.push_back({.values = std::move(values)});
 }
 
-/// Everything in the files that is not part of a quantized linear stays as it is.
+/// Everything in the files that is not part of a quantized linear, or of a stack with one, stays as
+/// it is.
 void HfExport::plan_folder() {
-  std::set<std::string, std::less<>> parts;
-  for (const TensorEntry& entry : checkpoint_->tensors()) {
+  const auto is_quantized = [&](const TensorEntry& entry) {
     const StoredTensor& stored = checkpoint_->stored(entry);
-    if (!stored.scale_dtype && stored.act_order.empty()) continue;
+    return stored.scale_dtype || !stored.act_order.empty();
+  };
+  std::set<std::string, std::less<>> changed_stacks, parts;
+  for (const TensorEntry& entry : checkpoint_->tensors()) {
+    if (entry.stacked_in_folder && is_quantized(entry)) changed_stacks.insert(entry.hf_stack->name);
+  }
+  for (const TensorEntry& entry : checkpoint_->tensors()) {
+    const bool in_stack = entry.stacked_in_folder && changed_stacks.contains(entry.hf_stack->name);
+    if (!in_stack && !is_quantized(entry)) continue;
     const std::string module = entry.module_name() + ".";
     for (const std::string& name : checkpoint_->safetensors()->names()) {
       if (name.starts_with(module) && name != module + "bias") parts.insert(name);
     }
-    add_matrix(entry.hf_name, entry.shape, entry);
+    add_matrix(entry);
   }
+  order_stacks();
   for (const SafetensorsFile& shard : checkpoint_->safetensors()->shards()) {
     for (const SafetensorsEntry& entry : shard.tensors()) {
       if (!parts.contains(entry.name)) add_copy(entry);
@@ -262,25 +285,14 @@ void HfExport::plan_folder() {
 }
 
 void HfExport::plan_gguf() {
-  std::map<std::string_view, size_t> stacks;  // name → position in tensors_
   for (const TensorEntry& entry : checkpoint_->tensors()) {
-    if (!entry.is_matrix()) {
-      add_vector(entry);
-    } else if (!entry.stacked_in_folder) {
-      add_matrix(entry.hf_name, entry.shape, entry);
-    } else if (const auto [found, is_new] = stacks.emplace(entry.hf_stack->name, tensors_.size());
-               is_new) {
-      add_matrix(entry.hf_stack->name, entry.hf_stack->shape, entry);
+    if (entry.is_matrix()) {
+      add_matrix(entry);
     } else {
-      sources_[found->second].matrices.push_back(&entry);
+      add_vector(entry);
     }
   }
-  for (Source& source : sources_) {
-    if (source.matrices.size() < 2) continue;
-    std::sort(source.matrices.begin(), source.matrices.end(), [](const auto* a, const auto* b) {
-      return a->hf_stack->first_row < b->hf_stack->first_row;
-    });
-  }
+  order_stacks();
 }
 
 void HfExport::plan_companions() {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -65,7 +66,8 @@ class HfExport {
   void plan_folder();
   void plan_gguf();
   void add_copy(const SafetensorsEntry& entry);
-  void add_matrix(const std::string& name, const Shape& shape, const TensorEntry& first);
+  void add_matrix(const TensorEntry& entry);
+  void order_stacks();
   void add_vector(const TensorEntry& entry);
   void plan_companions();
   void write_matrix(size_t index, const Sink& sink);
@@ -74,6 +76,7 @@ class HfExport {
   HfExportOptions options_;
   std::vector<HfTensor> tensors_;
   std::vector<Source> sources_;                             // of each tensor
+  std::map<std::string, size_t> stacks_;                    // name → position in tensors_
   std::vector<std::pair<std::string, std::string>> texts_;  // files with their contents
   std::vector<std::string> copies_;                         // files of the source folder
   std::vector<std::string> companions_;

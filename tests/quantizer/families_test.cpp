@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "convert/checkpoint.h"
 #include "convert/core/parallel.h"
+#include "convert/hf_export.h"
 #include "runtime/isa.h"
 #include "tests/quantizer/run_fixture.h"
 #include "tests/support/tiny_model.h"
@@ -55,6 +57,21 @@ TEST_P(QuantizedFamily, OpensAndHoldsEveryLinearInFourBits) {
     n_reported += static_cast<int64_t>(layer.modules.size());
   }
   EXPECT_EQ(n_quantized, n_reported);
+}
+
+TEST_P(QuantizedFamily, HasTheNamesOfItsSourceAgainAsAPlainFolder) {
+  fixture_.run(options("out"));
+  std::filesystem::create_directories(fixture_.path("plain"));
+
+  HfExport(Checkpoint::open(fixture_.path("out")), {}).write(fixture_.path("plain"));
+
+  const auto source = SafetensorsModel::open(test::family_model_path(GetParam()));
+  const auto plain = SafetensorsModel::open(fixture_.path("plain"));
+  ASSERT_EQ(plain.names(), source.names());
+  for (const std::string& name : source.names()) {
+    EXPECT_EQ(plain.find(name)->view.shape, source.find(name)->view.shape) << name;
+  }
+  EXPECT_EQ(Checkpoint::open(fixture_.path("plain"))->kind(), CheckpointKind::kHuggingFace);
 }
 
 TEST_P(QuantizedFamily, HasLossesBelowThoseOfRoundToNearest) {
