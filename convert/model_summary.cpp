@@ -120,7 +120,7 @@ Json file_list(const std::string& path, bool hashes) {
 
 // ---------------------------------------------------------------------------------------------
 
-Json rope_json(const RopeSpec& rope) {
+Json rope_facts(const RopeSpec& rope) {
   Json json = Json::object();
   const auto number = [&](const char* key, double value) { json.set(key, value); };
   switch (rope.kind) {
@@ -192,7 +192,7 @@ Json spec_json(const ModelSpec& spec) {
   json.set("tied_head", spec.tied_head);
   json.set("attention_bias", layer.attention.qkv_bias || layer.attention.o_bias);
   json.set("mlp_bias", layer.mlp.bias);
-  json.set("rope", rope_json(layer.attention.rope));
+  json.set("rope", rope_facts(layer.attention.rope));
   json.set("bos_id", spec.bos_id ? Json(*spec.bos_id) : Json());
   Json stop_ids = Json::array();
   for (const int32_t id : spec.stop_ids) stop_ids.push(id);
