@@ -226,10 +226,10 @@ class Builder {
       attention_partial_ = take<float>(kMaxGemvTokens * static_cast<uint64_t>(attention->n_heads) *
                                        segments * static_cast<uint64_t>(attention->head_dim + 2));
       attention_counters_ =
-          take<int32_t>(kMaxGemvTokens * static_cast<uint64_t>(attention->n_kv_heads));
+          take<int32_t>(kMaxGemvTokens * static_cast<uint64_t>(attention->n_heads));
       ASSAY_CUDA(cudaMemsetAsync(
           attention_counters_, 0,
-          sizeof(int32_t) * kMaxGemvTokens * static_cast<size_t>(attention->n_kv_heads), stream_));
+          sizeof(int32_t) * kMaxGemvTokens * static_cast<size_t>(attention->n_heads), stream_));
     }
   }
 

@@ -104,7 +104,7 @@ __global__ __launch_bounds__(kThreads,
   launch_dependents();
   const int kv_head = static_cast<int>(blockIdx.x), split = static_cast<int>(blockIdx.y),
             token = static_cast<int>(blockIdx.z);
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int per_kv = a.n_heads / a.n_kv_heads, first_head = kv_head * per_kv;
   const DecodeLayout at =
       decode_layout(per_kv, a.head_dim, static_cast<int>(sizeof(T)), a.max_segments, half_shared);
@@ -137,7 +137,7 @@ __global__ __launch_bounds__(kThreads,
     const int n_rows = seen_of(s).last + (s + 1 == n_segments ? 0 : 1);
     rows.load(static_cast<const T*>(a.keys) + base, warp * kWarpKeys, n_rows - 1, a.head_dim, lane);
     stage<kThreads>(static_cast<const T*>(a.values) + base, values + buffer * buffer_elements,
-                    n_rows * a.head_dim);
+                    n_rows * a.head_dim, thread);
   };
   start(split, 0);
   if (split == (n_segments - 1) % a.splits)
@@ -158,7 +158,7 @@ __global__ __launch_bounds__(kThreads,
     const Visible seen = seen_of(s);
     const bool newest = s + 1 == n_segments, more = s + a.splits < n_segments;
     decode_scores<kType, kPerLane, kWarpKeys>(a, queries, rows, new_key, newest ? seen.last : -1,
-                                              a.head_dim, seen);
+                                              a.head_dim, seen, thread);
     T* segment_values = values + buffer * buffer_elements;
     if (newest)
       for (int i = static_cast<int>(threadIdx.x); i < a.head_dim; i += kThreads)
@@ -166,22 +166,23 @@ __global__ __launch_bounds__(kThreads,
     const bool ahead = more && at.n_buffers == 2;
     if (ahead) start(s + a.splits, buffer ^ 1);
     __syncthreads();
-    segment_softmax<kWarps>(queries, [&](int) { return seen; });
+    segment_softmax<kWarps>(queries, thread, [&](int) { return seen; });
     if (ahead)
       wait_staged<1>();
     else
       wait_staged<0>();
     for (int i = static_cast<int>(threadIdx.x); i < per_kv * a.head_dim / 2; i += kThreads) {
       const int head = i / (a.head_dim / 2), pair = i % (a.head_dim / 2);
-      const float2 o = pair_output<kType>(queries.scores + head * kSegmentKeys, segment_values,
-                                          a.head_dim, pair, seen);
+      float o[2];
+      segment_output<kType, 2>(queries.scores + head * kSegmentKeys, segment_values + 2 * pair,
+                               a.head_dim, seen, o);
       if (n_segments == 1) {
-        out[2 * i] = __fdiv_rn(o.x, queries.sums[head]);
-        out[2 * i + 1] = __fdiv_rn(o.y, queries.sums[head]);
+        out[2 * i] = __fdiv_rn(o[0], queries.sums[head]);
+        out[2 * i + 1] = __fdiv_rn(o[1], queries.sums[head]);
         continue;
       }
       float* to = partial + (static_cast<size_t>(head) * a.max_segments + s) * (a.head_dim + 2);
-      *reinterpret_cast<float2*>(to + 2 + 2 * pair) = o;
+      *reinterpret_cast<float2*>(to + 2 + 2 * pair) = make_float2(o[0], o[1]);
       if (pair == 0)
         *reinterpret_cast<float2*>(to) = make_float2(queries.maxima[head], queries.sums[head]);
     }

@@ -78,18 +78,24 @@ __device__ __forceinline__ void store_kv(const AttentionArguments& a, int token,
   }
 }
 
-/// The five folds of 32 lane sums at once by recursive halving: lane i ends with sum i in acc[0].
-/// A template per step: in a loop over masks the compiler would keep acc in memory.
-template <int kMask>
-__device__ __forceinline__ void fold_32_dots(float (&acc)[32], int lane) {
-  const bool upper = (lane & kMask) != 0;
+/// The five folds of kSums lane sums at once by recursive halving, kSums a power of two up to 32:
+/// lane i ends with sum i / (32 / kSums) in acc[0]. A template per step: in a loop over masks the
+/// compiler would keep acc in memory.
+template <int kSums, int kMask, int kSize>
+__device__ __forceinline__ void fold_dots(float (&acc)[kSize], int lane) {
+  constexpr int kHalf = kSums / 2;
+  if constexpr (kHalf == 0) {
+    acc[0] = __fadd_rn(acc[0], __shfl_xor_sync(0xffffffffu, acc[0], kMask));
+  } else {
+    const bool upper = (lane & kMask) != 0;
 #pragma unroll
-  for (int i = 0; i < kMask; ++i) {
-    const float keep = upper ? acc[i + kMask] : acc[i];
-    const float send = upper ? acc[i] : acc[i + kMask];
-    acc[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, send, kMask));
+    for (int i = 0; i < kHalf; ++i) {
+      const float keep = upper ? acc[i + kHalf] : acc[i];
+      const float send = upper ? acc[i] : acc[i + kHalf];
+      acc[i] = __fadd_rn(keep, __shfl_xor_sync(0xffffffffu, send, kMask));
+    }
   }
-  if constexpr (kMask > 1) fold_32_dots<kMask / 2>(acc, lane);
+  if constexpr (kMask > 1) fold_dots<(kHalf > 0 ? kHalf : 1), kMask / 2>(acc, lane);
 }
 
 /// The queries of one thread block, in shared memory.
@@ -108,8 +114,9 @@ struct Visible {
 
 /// Scores to exp(score − m), with m and l of the segment; a warp per query.
 template <int kWarps, typename Range>
-__device__ __forceinline__ void segment_softmax(const Queries& queries, const Range& range) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+__device__ __forceinline__ void segment_softmax(const Queries& queries, int thread,
+                                                const Range& range) {
+  const int warp = thread / 32, lane = thread % 32;
   for (int query = warp; query < queries.n; query += kWarps) {
     const Visible seen = range(query);
     if (seen.last < seen.first) continue;
@@ -142,9 +149,9 @@ __device__ __forceinline__ void segment_softmax(const Queries& queries, const Ra
 
 /// Starts the copy of a segment's rows to shared memory, as one group of asynchronous copies.
 template <int kThreads, typename T>
-__device__ __forceinline__ void stage(const T* from, T* to, int n_elements) {
+__device__ __forceinline__ void stage(const T* from, T* to, int n_elements, int thread) {
   constexpr int kPer = 16 / static_cast<int>(sizeof(T));
-  for (int i = static_cast<int>(threadIdx.x); i < n_elements / kPer; i += kThreads) {
+  for (int i = thread; i < n_elements / kPer; i += kThreads) {
     const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(to + i * kPer));
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from + i * kPer)
                  : "memory");
@@ -161,130 +168,170 @@ __device__ __forceinline__ void wait_staged() {
 
 __host__ __device__ inline int align16(int bytes) { return (bytes + 15) / 16 * 16; }
 
-/// A lane's elements of one key row.
-template <CacheType kType, int kPerLane>
-struct alignas(sizeof(typename Element<kType>::Type) * kPerLane) KeyElements {
-  typename Element<kType>::Type v[kPerLane];
-};
+/// Elements of the cache that lie side by side, as they come from memory: 2 to 16 bytes in whole
+/// registers.
+template <CacheType kType, int kCount>
+struct Packed {
+  static constexpr int kBytes = static_cast<int>(sizeof(typename Element<kType>::Type)) * kCount;
+  static constexpr int kWords = kBytes < 4 ? 1 : kBytes / 4;
+  uint32_t words[kWords];
 
-/// Reads past L1.
-template <typename T>
-__device__ __forceinline__ T load_past_l1(const T* from) {
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
-  T to;
-  if constexpr (sizeof(T) == 2) {
-    const auto v = __ldcg(reinterpret_cast<const unsigned short*>(from));
-    memcpy(&to, &v, sizeof(T));
-  } else if constexpr (sizeof(T) == 4) {
-    const auto v = __ldcg(reinterpret_cast<const unsigned int*>(from));
-    memcpy(&to, &v, sizeof(T));
-  } else if constexpr (sizeof(T) == 8) {
-    const auto v = __ldcg(reinterpret_cast<const uint2*>(from));
-    memcpy(&to, &v, sizeof(T));
-  } else {
-    const auto v = __ldcg(reinterpret_cast<const uint4*>(from));
-    memcpy(&to, &v, sizeof(T));
+  __device__ __forceinline__ float operator[](int i) const {
+    if constexpr (kType == CacheType::kF32) return __uint_as_float(words[i]);
+    const uint32_t word = words[i / 2];
+    if constexpr (kType == CacheType::kBF16)
+      return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
+    return scale_value(i % 2 == 0 ? word & 0xffffu : word >> 16, ScaleType::kF16);
   }
-  return to;
-}
+  __device__ __forceinline__ static Packed from_shared(const void* from) {
+    Packed to;
+    if constexpr (kBytes == 2) to.words[0] = *static_cast<const uint16_t*>(from);
+    if constexpr (kBytes == 4) to.words[0] = *static_cast<const uint32_t*>(from);
+    if constexpr (kBytes == 8) to.set(*static_cast<const uint2*>(from));
+    if constexpr (kBytes == 16) to.set(*static_cast<const uint4*>(from));
+    return to;
+  }
+  /// Reads past L1.
+  __device__ __forceinline__ static Packed from_global(const void* from) {
+    Packed to;
+    if constexpr (kBytes == 2) to.words[0] = __ldcg(static_cast<const unsigned short*>(from));
+    if constexpr (kBytes == 4) to.words[0] = __ldcg(static_cast<const unsigned int*>(from));
+    if constexpr (kBytes == 8) to.set(__ldcg(static_cast<const uint2*>(from)));
+    if constexpr (kBytes == 16) to.set(__ldcg(static_cast<const uint4*>(from)));
+    return to;
+  }
+
+ private:
+  __device__ __forceinline__ void set(const uint2& v) { words[0] = v.x, words[1] = v.y; }
+  __device__ __forceinline__ void set(const uint4& v) {
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  }
+};
 
 /// kKeys key rows of one segment, a lane's elements of each.
 template <CacheType kType, int kPerLane, int kKeys>
 struct KeyRows {
-  KeyElements<kType, kPerLane> rows[kKeys];
+  using Row = Packed<kType, kPerLane>;
+  Row rows[kKeys];
 
-  __device__ void load(const typename Element<kType>::Type* segment, int first_key, int last_key,
-                       int head_dim, int lane) {
+  /// Rows past `last_key` are read as that one, or as the first.
+  __device__ __forceinline__ void load(const typename Element<kType>::Type* segment, int first_key,
+                                       int last_key, int head_dim, int lane) {
 #pragma unroll
     for (int j = 0; j < kKeys; ++j)
-      if (first_key + j <= last_key)
-        rows[j] = load_past_l1(reinterpret_cast<const KeyElements<kType, kPerLane>*>(
-            segment + (first_key + j) * head_dim + lane * kPerLane));
+      rows[j] = Row::from_global(segment + max(0, min(first_key + j, last_key)) * head_dim +
+                                 lane * kPerLane);
   }
 };
 
-/// Scores of the warp's kKeys keys for all queries, so many queries at once that there are 32 sums.
-/// `fresh` is the row of the key `fresh_key`, which may not be in the cache yet.
+/// Scores of the warp's keys first_key … first_key + kKeys − 1 for the queries query … query +
+/// kQueries − 1.
+template <CacheType kType, int kPerLane, int kKeys, int kQueries>
+__device__ __forceinline__ void scores_of(const AttentionArguments& a, const Queries& queries,
+                                          const KeyRows<kType, kPerLane, kKeys>& keys, int query,
+                                          int first_key, int head_dim, Visible seen, int lane) {
+  constexpr int kSums = kQueries * kKeys, kLanes = 32 / kSums;  // lanes that end with one sum
+  float q[kQueries][kPerLane], acc[kSums];
+#pragma unroll
+  for (int i = 0; i < kQueries; ++i)
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k)
+      q[i][k] = queries.q[(query + i) * head_dim + lane * kPerLane + k];
+#pragma unroll
+  for (int j = 0; j < kKeys; ++j) {
+#pragma unroll
+    for (int i = 0; i < kQueries; ++i) acc[i * kKeys + j] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kPerLane; ++k) {
+      const float element = keys.rows[j][k];
+#pragma unroll
+      for (int i = 0; i < kQueries; ++i)
+        acc[i * kKeys + j] = __fmaf_rn(q[i][k], element, acc[i * kKeys + j]);
+    }
+  }
+  fold_dots<kSums, 16>(acc, lane);
+  const int sum = lane / kLanes, key = first_key + sum % kKeys;
+  if (lane % kLanes == 0 && key >= seen.first && key <= seen.last) {
+    const float score = __fmul_rn(acc[0], a.scale);
+    if (is_not_finite(score)) report_fault(a.fault, a.fault_op, key, score);
+    queries.scores[(query + sum / kKeys) * kSegmentKeys + key] = score;
+  }
+}
+
+/// Scores of the warp's kKeys keys for all queries, at most 32 sums at once. `fresh` is the row of
+/// the key `fresh_key`, which may not be in the cache yet.
 template <CacheType kType, int kPerLane, int kKeys>
 __device__ __forceinline__ void decode_scores(const AttentionArguments& a, const Queries& queries,
                                               KeyRows<kType, kPerLane, kKeys>& keys,
                                               const typename Element<kType>::Type* fresh,
-                                              int fresh_key, int head_dim, Visible seen) {
-  using E = Element<kType>;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  constexpr int kQueries = 32 / kKeys;
+                                              int fresh_key, int head_dim, Visible seen,
+                                              int thread) {
+  const int warp = thread / 32, lane = thread % 32;
   const int first_key = warp * kKeys;
   if (first_key > seen.last || first_key + kKeys - 1 < seen.first) return;
 #pragma unroll
   for (int j = 0; j < kKeys; ++j)
     if (first_key + j == fresh_key)
-      keys.rows[j] =
-          *reinterpret_cast<const KeyElements<kType, kPerLane>*>(fresh + lane * kPerLane);
+      keys.rows[j] = Packed<kType, kPerLane>::from_shared(fresh + lane * kPerLane);
+  constexpr int kMost = 32 / kKeys;
+  int query = 0;
 #pragma unroll 1
-  for (int query = 0; query < queries.n; query += kQueries) {
-    float acc[32];
-#pragma unroll
-    for (int i = 0; i < kQueries; ++i) {
-      float q[kPerLane];
-      const float* from = queries.q + min(query + i, queries.n - 1) * head_dim + lane * kPerLane;
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k) q[k] = from[k];
-#pragma unroll
-      for (int j = 0; j < kKeys; ++j) {
-        float sum = 0.0f;
-        if (first_key + j <= seen.last) {
-#pragma unroll
-          for (int k = 0; k < kPerLane; ++k)
-            sum = __fmaf_rn(q[k], E::widen(keys.rows[j].v[k]), sum);
-        }
-        acc[i * kKeys + j] = sum;
-      }
-    }
-    fold_32_dots<16>(acc, lane);
-    const int key = first_key + lane % kKeys, mine = query + lane / kKeys;
-    if (key >= seen.first && key <= seen.last && mine < queries.n) {
-      const float score = __fmul_rn(acc[0], a.scale);
-      if (is_not_finite(score)) report_fault(a.fault, a.fault_op, key, score);
-      queries.scores[mine * kSegmentKeys + key] = score;
-    }
-  }
+  for (; query + kMost <= queries.n; query += kMost)
+    scores_of<kType, kPerLane, kKeys, kMost>(a, queries, keys, query, first_key, head_dim, seen,
+                                             lane);
+#pragma unroll 1
+  for (; query < queries.n; ++query)
+    scores_of<kType, kPerLane, kKeys, 1>(a, queries, keys, query, first_key, head_dim, seen, lane);
 }
 
-/// o of one segment for dimensions 2·pair and 2·pair + 1: a chain over ascending keys each.
-template <CacheType kType>
-__device__ __forceinline__ float2 pair_output(const float* p,
-                                              const typename Element<kType>::Type* values,
-                                              int head_dim, int pair, Visible seen) {
-  using E = Element<kType>;
-  struct alignas(2 * sizeof(typename E::Type)) Pair {
-    typename E::Type x, y;
+/// o of one segment for kDims dimensions from `values` on, a chain over ascending keys each. Rows
+/// are whole segments, though no more than `seen` is used.
+template <CacheType kType, int kDims>
+__device__ __forceinline__ void segment_output(const float* p,
+                                               const typename Element<kType>::Type* values,
+                                               int head_dim, Visible seen, float (&o)[kDims]) {
+  constexpr int kBatch = 8;
+  struct Batch {
+    Packed<kType, kDims> v[kBatch];
+    float4 p[2];
   };
-  float2 o = make_float2(0.0f, 0.0f);
-  const Pair* column = reinterpret_cast<const Pair*>(values) + pair;
-  const int stride = head_dim / 2;
-  const auto add = [&](float weight, const Pair& v) {
-    o.x = __fmaf_rn(weight, E::widen(v.x), o.x);
-    o.y = __fmaf_rn(weight, E::widen(v.y), o.y);
-  };
-  int key = seen.first;
-  for (; key % 8 != 0 && key <= seen.last; ++key) add(p[key], column[key * stride]);
-  for (; key + 7 <= seen.last; key += 8) {
-    const float4 first = *reinterpret_cast<const float4*>(p + key);
-    const float4 second = *reinterpret_cast<const float4*>(p + key + 4);
-    Pair v[8];
+  const auto load = [&](int key, Batch& to) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) v[i] = column[(key + i) * stride];
-    add(first.x, v[0]);
-    add(first.y, v[1]);
-    add(first.z, v[2]);
-    add(first.w, v[3]);
-    add(second.x, v[4]);
-    add(second.y, v[5]);
-    add(second.z, v[6]);
-    add(second.w, v[7]);
+    for (int i = 0; i < kBatch; ++i)
+      to.v[i] = Packed<kType, kDims>::from_shared(values + (key + i) * head_dim);
+    to.p[0] = *reinterpret_cast<const float4*>(p + key);
+    to.p[1] = *reinterpret_cast<const float4*>(p + key + 4);
+  };
+  const auto add = [&](int key, const Batch& from) {
+    const float weights[kBatch] = {from.p[0].x, from.p[0].y, from.p[0].z, from.p[0].w,
+                                   from.p[1].x, from.p[1].y, from.p[1].z, from.p[1].w};
+    const bool whole = key >= seen.first && key + kBatch - 1 <= seen.last;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (!whole && (key + i < seen.first || key + i > seen.last)) continue;
+#pragma unroll
+      for (int d = 0; d < kDims; ++d) o[d] = __fmaf_rn(weights[i], from.v[i][d], o[d]);
+    }
+  };
+#pragma unroll
+  for (float& sum : o) sum = 0.0f;
+  // The next batch is on its way while one is added; read again where there is none, as what is
+  // written on one path alone would take registers on all.
+  Batch even, odd;
+  int key = seen.first / kBatch * kBatch;
+  const int last = seen.last / kBatch * kBatch;
+  load(key, even);
+#pragma unroll 1
+  while (true) {
+    load(min(key + kBatch, last), odd);
+    add(key, even);
+    key += kBatch;
+    if (key > last) break;
+    load(min(key + kBatch, last), even);
+    add(key, odd);
+    key += kBatch;
+    if (key > last) break;
   }
-  for (; key <= seen.last; ++key) add(p[key], column[key * stride]);
-  return o;
 }
 
 }  // namespace assay::cuda

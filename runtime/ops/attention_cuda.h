@@ -35,10 +35,11 @@ struct AttentionArguments {
   int32_t n_kv_heads = 0;
   int32_t head_dim = 0;
   float scale = 0.0f;
-  int32_t window = 0;           // 0: none
-  float* out = nullptr;         // (tokens, n_heads · head_dim)
-  float* partial = nullptr;     // decode: (tokens, n_heads, max_segments, head_dim + 2)
-  int32_t* counters = nullptr;  // decode: (tokens, n_kv_heads), zero before and after
+  int32_t window = 0;        // 0: none
+  float* out = nullptr;      // (tokens, n_heads · head_dim)
+  float* partial = nullptr;  // decode: (tokens, n_heads, max_segments, head_dim + 2)
+  int32_t* counters =
+      nullptr;  // decode: (tokens, n_kv_heads), one token also (n_heads), zero before and after
   int32_t max_segments = 0;
   int32_t splits = 0;  // decode: thread blocks per token and KV head
   int32_t fault_op = 0;

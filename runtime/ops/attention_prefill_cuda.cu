@@ -66,7 +66,7 @@ __device__ __forceinline__ void segment_scores(const AttentionArguments& a, cons
       default:
         key_dots<kType, 0>(q, k, a.head_dim, n_keys, acc);
     }
-    fold_32_dots<16>(acc, lane);
+    fold_dots<32, 16>(acc, lane);
     const int key = block * 32 + lane;
     if (key >= seen.first && key <= seen.last) {
       const float score = __fmul_rn(acc[0], a.scale);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void segment_scores(const AttentionArguments& a, cons
     }
   }
   __syncthreads();
-  segment_softmax<kWarps>(queries, range);
+  segment_softmax<kWarps>(queries, static_cast<int>(threadIdx.x), range);
   __syncthreads();
 }
 
@@ -170,10 +170,10 @@ __global__ __launch_bounds__(kThreads) void general_kernel(
       __syncthreads();
       stage<kThreads>(
           static_cast<const T*>(a.keys) + cache + static_cast<size_t>(base) * a.head_dim, keys,
-          n_elements);
+          n_elements, static_cast<int>(threadIdx.x));
       stage<kThreads>(
           static_cast<const T*>(a.values) + cache + static_cast<size_t>(base) * a.head_dim, values,
-          n_elements);
+          n_elements, static_cast<int>(threadIdx.x));
       wait_staged<1>();
       segment_scores<kType>(a, queries, keys, range);
       wait_staged<0>();

@@ -92,21 +92,18 @@ struct GroupTarget {
   float* scales;
 };
 
-__device__ __forceinline__ void quantize_group(const float (&y)[4], int group, int lane,
-                                               const GroupTarget& out, int32_t fault_op,
-                                               DeviceFault* fault) {
+/// Largest magnitude that a group may have, as bits: 32,639·2^100.
+inline constexpr uint32_t kLargestActivation = (241u << 23) | 0x7efe00u;
+
+/// Without a look at whether the group may be quantized: it may not if the result, the bits of its
+/// largest magnitude, is above kLargestActivation. No branch, so that several groups overlap.
+__device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4], int group,
+                                                             int lane, const GroupTarget& out) {
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(y[i]) & 0x7fffffffu);
   top = __reduce_max_sync(0xffffffffu, top);
-  int e = -100;
-  if (top != 0) {
-    e = block_exponent(__uint_as_float(top));
-    if (top >= 0x7f800000u || e > 100) {
-      if (lane == 0) report_fault(fault, fault_op, group * kGroupColumns, __uint_as_float(top));
-      e = 100;
-    }
-  }
+  const int e = min(100, block_exponent(__uint_as_float(top)));
   const float inverse = __uint_as_float(static_cast<uint32_t>(127 - e) << 23);
   uint32_t q[4], shifted[4];
 #pragma unroll
@@ -142,6 +139,15 @@ __device__ __forceinline__ void quantize_group(const float (&y)[4], int group, i
     out.sums128[group] = sum;
     out.scales[group] = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
   }
+  return top;
+}
+
+__device__ __forceinline__ void quantize_group(const float (&y)[4], int group, int lane,
+                                               const GroupTarget& out, int32_t fault_op,
+                                               DeviceFault* fault) {
+  const uint32_t top = quantize_group_unchecked(y, group, lane, out);
+  if (top > kLargestActivation && lane == 0)
+    report_fault(fault, fault_op, group * kGroupColumns, __uint_as_float(top));
 }
 
 /// 1 / sqrt(mean(x²) + eps) of a row in shared memory, by all warps of the thread block. `partial`

@@ -120,6 +120,27 @@ struct DeviceActivations {
   int32_t groups = 0;
 };
 
+/// Where quantized rows of `tokens` tokens lie in shared memory.
+struct InputLayout {
+  int planes, sums16, sums32, sums128, scales;
+};
+
+/// Takes room for them at `offset`, which moves on; every part at a multiple of 16.
+ASSAY_HD constexpr InputLayout input_layout(int& offset, int groups, int tokens) {
+  InputLayout at{};
+  const auto take = [&offset](int bytes) {
+    const int here = offset;
+    offset += (bytes + 15) / 16 * 16;
+    return here;
+  };
+  at.planes = take(tokens * groups * 256);
+  at.sums16 = take(tokens * groups * 32);
+  at.sums32 = take(tokens * groups * 16);
+  at.sums128 = take(tokens * groups * 4);
+  at.scales = take(tokens * groups * 4);
+  return at;
+}
+
 /// First number that is not finite, or too large: written once by whichever thread is first.
 struct DeviceFault {
   int32_t op = 0;     // 1-based id of the op in the program; 0: none

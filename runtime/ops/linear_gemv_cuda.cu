@@ -40,7 +40,7 @@ __host__ __device__ inline RingShape ring_shape(const DeviceMatrix& m, int bytes
 /// Shared memory of one thread block: rings of all warps, barriers, activations of up to four
 /// tokens, then segment sums.
 struct SharedLayout {
-  int barriers;
+  int barriers, zero;
   InputLayout inputs;
   int partial, segment_sums, bytes;
 };
@@ -55,6 +55,7 @@ __host__ __device__ inline SharedLayout shared_layout(int ring_bytes, int column
     return here;
   };
   at.barriers = take(kWarps * kMostSlots * 8);
+  at.zero = take(kZeroBytes);
   at.inputs = input_layout(offset, groups, tokens);
   at.partial = take((columns + 255) / 256 * 4);
   at.segment_sums = take(sums * 4);
@@ -243,7 +244,8 @@ class Ring {
   }
 
   /// Waits for the next part and gives its codes.
-  __device__ const uint4* wait() const {
+  __device__ const uint4* wait(bool first) {
+    if (first && ++header_slot_ == shape_.header_slots) header_slot_ = 0;
     wait_barrier(barriers_ + 8 * slot_, phase_);
     return reinterpret_cast<const uint4*>(memory_ + slot_ * shape_.part_bytes);
   }
@@ -259,9 +261,6 @@ class Ring {
   /// Header of the unit under way; it stays until the first part of the next unit is released.
   __device__ const uint8_t* header() const {
     return memory_ + shape_.slots * shape_.part_bytes + header_slot_ * shape_.header_bytes;
-  }
-  __device__ void next_unit() {
-    if (++header_slot_ == shape_.header_slots) header_slot_ = 0;
   }
 
  private:
@@ -302,7 +301,7 @@ class Ring {
   int n_units_;
   int issue_unit_, issue_tile_, issue_segment_, issue_part_ = 0;
   int issue_slot_ = 0, issue_header_slot_ = 0;
-  int slot_ = 0, header_slot_ = 0;
+  int slot_ = 0, header_slot_ = -1;
   uint32_t phase_ = 0;
 };
 
@@ -314,7 +313,7 @@ __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, 
   const int first = segment * kSegmentGroups;
 #pragma unroll
   for (int part = 0; part < kSegmentGroups / kPartGroups<kKind>; ++part) {
-    const uint4* codes = ring.wait();
+    const uint4* codes = ring.wait(part == 0);
     const uint8_t* header = ring.header();
 #pragma unroll 1
     for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
@@ -323,7 +322,7 @@ __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, 
       uint4 words[kWords<kKind>];
       load_codes<kKind>(codes, inside, lane, words);
       uint32_t b[8];
-      in.operands(group, b);
+      Inputs::operands(in.operands_at(group), b);
       GroupSums<kKind, kPieces> sums;
       multiply_group<kKind, kPieces>(words, b, sums);
       GroupWeights<kKind, kPieces> weights;
@@ -334,7 +333,6 @@ __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, 
     }
     ring.release();
   }
-  ring.next_unit();
 }
 
 /// All units of a warp; segment sums go to shared memory.
@@ -377,6 +375,7 @@ __global__ __launch_bounds__(kThreads,
 
   Ring ring(m, share, a.ring_bytes, shared + warp * a.ring_bytes,
             shared_address(shared + at.barriers) + warp * kMostSlots * 8, warp, lane);
+  if (threadIdx.x < kZeroBytes / 4) reinterpret_cast<uint32_t*>(shared + at.zero)[threadIdx.x] = 0;
   HeldNorm norm;
   load_norm(a, m.columns, m.groups, norm);
 
@@ -398,7 +397,7 @@ __global__ __launch_bounds__(kThreads,
 
   uint32_t worst = 0;
   const Inputs inputs(shared, at.inputs, m.groups, kSingle ? 0 : min(lane / 8, a.tokens - 1),
-                      kSingle ? 0 : min(lane % 4, a.tokens - 1), lane);
+                      kSingle ? 0 : min(lane % 4, a.tokens - 1), at.zero, lane);
   dispatch_kind(m, [&]<MatrixKind kKind, int kPieces>() {
     run_units<kKind, kPieces, kSingle>(a, m, ring, inputs, n_units, segment_sums, worst);
   });

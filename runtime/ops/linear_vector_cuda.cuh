@@ -53,46 +53,31 @@ __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) 
   }
 }
 
-/// Where quantized rows of `tokens` tokens lie in shared memory.
-struct InputLayout {
-  int planes, sums16, sums32, sums128, scales;
-};
-
-/// Takes room for them at `offset`, which moves on; every part at a multiple of 16.
-__host__ __device__ inline InputLayout input_layout(int& offset, int groups, int tokens) {
-  InputLayout at{};
-  const auto take = [&offset](int bytes) {
-    const int here = offset;
-    offset += (bytes + 15) / 16 * 16;
-    return here;
-  };
-  at.planes = take(tokens * groups * 256);
-  at.sums16 = take(tokens * groups * 32);
-  at.sums32 = take(tokens * groups * 16);
-  at.sums128 = take(tokens * groups * 4);
-  at.scales = take(tokens * groups * 4);
-  return at;
-}
+/// Zeros that operands_at() may be replaced by.
+inline constexpr int kZeroBytes = 8 * 16 + 16;
 
 /// Activations in shared memory as one lane reads them.
 struct Inputs {
   const uint4* planes;
   const int32_t *sums16, *sums32, *sums128;
   const float* scales;
+  const uint4* zero;  // kZeroBytes of them
 
   /// `at` are offsets into `shared`; for several tokens, each has rows of `groups`.
   __device__ Inputs(const uint8_t* shared, const InputLayout& at, int groups, int operand_token,
-                    int fold_token, int lane)
+                    int fold_token, int zero_at, int lane)
       : planes(reinterpret_cast<const uint4*>(shared + at.planes) + operand_token * groups * 16 +
                ((lane / 4) & 1) * 4 + lane % 4),
         sums16(reinterpret_cast<const int32_t*>(shared + at.sums16) + fold_token * groups * 8),
         sums32(reinterpret_cast<const int32_t*>(shared + at.sums32) + fold_token * groups * 4),
         sums128(reinterpret_cast<const int32_t*>(shared + at.sums128) + fold_token * groups),
-        scales(reinterpret_cast<const float*>(shared + at.scales) + fold_token * groups) {}
+        scales(reinterpret_cast<const float*>(shared + at.scales) + fold_token * groups),
+        zero(reinterpret_cast<const uint4*>(shared + zero_at)) {}
 
-  /// Operand words of the lane's column for one group.
-  __device__ void operands(int group, uint32_t (&b)[8]) const {
-    const uint4 first = planes[group * 16], second = planes[group * 16 + 8];
+  /// Where operand words of the lane's column begin for one group.
+  __device__ const uint4* operands_at(int group) const { return planes + group * 16; }
+  __device__ static void operands(const uint4* at, uint32_t (&b)[8]) {
+    const uint4 first = at[0], second = at[8];
     b[0] = first.x, b[1] = first.y, b[2] = first.z, b[3] = first.w;
     b[4] = second.x, b[5] = second.y, b[6] = second.z, b[7] = second.w;
   }
@@ -107,8 +92,8 @@ __device__ __forceinline__ void load_codes(const uint4* part, int inside, int la
 
 /// Segment sums of one unit for one token. The four column pairs of the products hold the four
 /// groups of the segment: lane t of a quad folds group t, and the chain passes through the lanes.
-/// A ring hands out the parts of a unit: wait() gives codes, header() the unit's header until its
-/// first part is released.
+/// A ring hands out the parts of a unit: wait(whether it is the first) gives codes, header() the
+/// unit's header until its first part is released.
 template <MatrixKind kKind, int kPieces, typename Ring>
 __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, const Inputs& in,
                                             int segment, int lane, float (&acc)[2],
@@ -118,28 +103,22 @@ __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, c
   constexpr int kParts = kSegmentGroups / kPartGroups<kKind>;
   const int first = segment * kSegmentGroups, pair = lane / 8;
   GroupWeights<kKind, kPieces> weights;
-  uint32_t b[8];
-  in.operands(min(first + pair, m.groups - 1), b);
-  if (first + pair >= m.groups) {
-#pragma unroll
-    for (uint32_t& word : b) word = 0;
-  }
+  const uint4* own = first + pair < m.groups ? in.operands_at(first + pair) : in.zero;
   Sums sums[kChains];
 #pragma unroll
   for (Sums& s : sums) clear_sums(s);
 #pragma unroll
   for (int part = 0; part < kParts; ++part) {
-    const uint4* codes = ring.wait();
+    const uint4* codes = ring.wait(part == 0);
     if (part == 0) read_weights<kKind, kPieces>(m, ring.header(), lane / 4, lane % 4, weights);
 #pragma unroll
     for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
       const int g = part * kPartGroups<kKind> + inside;
       uint4 words[kWords<kKind>];
       load_codes<kKind>(codes, inside, lane, words);
-      uint32_t own[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) own[i] = pair == g ? b[i] : 0;
-      add_products<kKind, kPieces>(words, own, sums[g % kChains]);
+      uint32_t b[8];
+      Inputs::operands(pair == g ? own : in.zero, b);
+      add_products<kKind, kPieces>(words, b, sums[g % kChains]);
     }
     ring.release();
   }
@@ -171,7 +150,6 @@ __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, c
       acc[half] = __shfl_sync(0xffffffffu, sum, (lane & 28) | g);
     }
   }
-  ring.next_unit();
 }
 
 }  // namespace assay::cuda

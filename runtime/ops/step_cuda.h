@@ -15,13 +15,32 @@
 
 namespace assay::cuda {
 
+/// What all thread blocks of a linear stage have in common, and where a thread block keeps what it
+/// works with: offsets into the shared memory of a stage.
+struct StepLinearLayout {
+  InputLayout inputs;            // first, as a quantized vector in memory
+  int32_t input_bytes = 0;       // of them
+  int32_t partial = 0;           // sums of squares of 256 columns each
+  int32_t sums = 0;              // segment sums of chunk_tiles tiles; before them, rows of the norm
+  int32_t outputs = 0;           // results of chunk_tiles tiles, or what they are added to
+  int32_t bytes = 0;             // of all
+  int32_t columns = 0;           // of the matrices
+  int32_t groups = 0;            // of 128 columns
+  int32_t segments = 0;          // of 512 columns
+  int32_t segment_step = 0;      // from one unit of a warp to its next: warps modulo segments
+  int32_t inverse_segments = 0;  // 65,536 / segments, rounded up
+  int32_t chunk_tiles = 1;       // of a thread block, whose sums are kept at a time
+};
+
 /// One stage: a linear (tokens 1) or, where is_attention, a layer's attention.
 struct alignas(16) StepStage {
   GemvArguments linear;
+  StepLinearLayout layout;
   AttentionArguments attention;
+  int32_t index = 0;  // of the stage
   int32_t is_attention = 0;
-  int32_t awaited = 0;      // arrivals of the stage before, whose results this one reads; 0: none
-  int32_t chunk_tiles = 1;  // of a thread block, whose sums lie in shared memory at a time
+  int32_t awaited = 0;     // arrivals of the stage before, whose results this one reads; 0: none
+  int32_t most_parts = 1;  // that the query heads of a KV head may be dealt in
   int32_t output_fault_op = 0;  // of the linear that reads quantized_output
   // A vector quantized once by the stage that computes it, not by each thread block that reads it
   // (input_bytes); null: the fp32 vector is read or written.
@@ -40,9 +59,9 @@ struct alignas(16) WeightStream {
   int32_t header_bytes = 0;
   int32_t group_bytes = 0;
   int32_t segments = 0;
-  int32_t last_groups = 0;  // of a row's last segment, 1 to 4
-  int32_t part_groups = 0;  // of one copy
-  int32_t reserved = 0;
+  int32_t segment_step = 0;  // StepLinearLayout's
+  int32_t last_groups = 0;   // of a row's last segment, 1 to 4
+  int32_t part_groups = 0;   // of one copy
 };
 
 /// When a stage began and ended on one thread block, nanoseconds.
@@ -50,7 +69,8 @@ struct StageTimes {
   uint64_t begin = 0;     // first, while it waits
   uint64_t released = 0;  // all that it reads is there
   uint64_t prepared = 0;  // inputs quantized
-  uint64_t computed = 0;  // products finished
+  uint64_t computed = 0;  // products finished, or attention's outputs
+  uint64_t stored = 0;    // results written
   uint64_t end = 0;
 };
 
@@ -66,7 +86,13 @@ struct StepArguments {
   int32_t n_streams = 0;
   int32_t work_bytes = 0;  // shared memory of a stage: step_work_bytes
   int32_t ring_bytes = 0;  // of one warp: step_ring_bytes
+  // Of all attention stages; without one, any that the kernel has.
+  CacheType cache_type = CacheType::kF16;
+  int32_t head_dim = 32;
 };
+
+/// Layout of a linear stage whose matrices have the shape of `m`.
+StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles);
 
 /// Shared memory that a stage needs beside the ring.
 int step_work_bytes(const StepStage& stage);
@@ -85,6 +111,10 @@ int step_chunk_tiles(const DeviceMatrix& matrix, int granule);
 
 /// Whether the kernel has this attention.
 bool step_has_attention(const AttentionArguments& attention);
+
+/// Parts that the query heads of a KV head may be dealt in, where a part must fill whole groups of
+/// 128 columns (`whole_groups`) to be quantized.
+int step_most_parts(const AttentionArguments& attention, bool whole_groups);
 
 /// Runs all stages; `grid` thread blocks, at most one per multiprocessor.
 void launch_step(const StepArguments& arguments, int grid, cudaStream_t stream);

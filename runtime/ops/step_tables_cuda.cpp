@@ -13,6 +13,7 @@ WeightStream stream_of(const DeviceMatrix& m, const BlockShare& share) {
   stream.header_bytes = m.header_bytes;
   stream.group_bytes = words_per_group(m.kind) * 16;
   stream.segments = m.segments;
+  stream.segment_step = step_linear_layout(m, 1).segment_step;
   stream.last_groups = m.groups - (m.segments - 1) * kSegmentGroups;
   stream.part_groups = step_part_groups(m.kind);
   return stream;
@@ -89,13 +90,17 @@ bool StepTables::can_hand_over(const GemvArguments& reader) const {
 
 void StepTables::add_linear(const GemvArguments& linear, bool waits) {
   StepStage stage;
+  stage.index = static_cast<int32_t>(stages_.size());
   stage.linear = linear;
   if (waits && can_hand_over(linear)) {
     StepStage& writer = stages_.back();
     writer.quantized_output = quantized_;
     writer.output_fault_op = linear.fault_op;
     stage.quantized_input = quantized_;
-    if (writer.is_attention == 0) deal_last(kTileRows);  // 16 tiles of 8 results are a group
+    if (writer.is_attention == 0)
+      deal_last(kTileRows);  // 16 tiles of 8 results are a group
+    else
+      writer.most_parts = step_most_parts(writer.attention, true);
   }
   stage.awaited = waits ? arrivals_ : 0;
   stages_.push_back(stage);
@@ -108,11 +113,12 @@ void StepTables::add_linear(const GemvArguments& linear, bool waits) {
 void StepTables::deal_last(int granule) {
   StepStage& stage = stages_.back();
   std::vector<DeviceMatrix> matrices;
+  int chunk_tiles = 0;
   for (const DeviceMatrix& m : stage.linear.matrices) {
     if (m.units == nullptr) break;
     matrices.push_back(m);
     const int chunk = step_chunk_tiles(m, granule);
-    stage.chunk_tiles = matrices.size() == 1 ? chunk : std::min(stage.chunk_tiles, chunk);
+    chunk_tiles = matrices.size() == 1 ? chunk : std::min(chunk_tiles, chunk);
     part_bytes_ = std::max(part_bytes_, step_part_bytes(m));
   }
   std::vector<BlockShare> shares = deal_tiles(matrices, limits_.multiprocessors, granule);
@@ -123,18 +129,26 @@ void StepTables::deal_last(int granule) {
   for (size_t b = 0; b < blocks; ++b)
     streams_[streams_.size() - blocks + b] =
         stream_of(matrices[static_cast<size_t>(shares[b].matrix)], shares[b]);
+  stage.layout = step_linear_layout(matrices.front(), chunk_tiles);
   work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
 }
 
 void StepTables::add_attention(const AttentionArguments& attention) {
   StepStage stage;
+  stage.index = static_cast<int32_t>(stages_.size());
   stage.is_attention = 1;
   stage.attention = attention;
   stage.attention.tokens = 1;
   stage.awaited = arrivals_;
-  arrivals_ = attention.n_kv_heads;  // the last thread block of each head arrives
+  stage.most_parts = step_most_parts(attention, false);
+  arrivals_ = attention.n_heads;  // the last thread block for a head arrives for it
   shares_.resize(shares_.size() + static_cast<size_t>(limits_.multiprocessors));
-  has_kernels_ = has_kernels_ && step_has_attention(attention);
+  if (head_dim_ == 0) {
+    cache_type_ = attention.cache_type;
+    head_dim_ = attention.head_dim;
+  }
+  has_kernels_ = has_kernels_ && step_has_attention(attention) &&
+                 attention.cache_type == cache_type_ && attention.head_dim == head_dim_;
   work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
   stages_.push_back(stage);
 }
@@ -151,6 +165,10 @@ StepArguments StepTables::sizes() const {
       static_cast<int32_t>(streams_.size() / static_cast<size_t>(limits_.multiprocessors));
   a.work_bytes = work_bytes_;
   a.ring_bytes = step_ring_bytes(limits_.block_shared, work_bytes_);
+  if (head_dim_ != 0) {
+    a.cache_type = cache_type_;
+    a.head_dim = head_dim_;
+  }
   return a;
 }
 

@@ -50,6 +50,8 @@ class StepTables {
   int32_t work_bytes_ = 0;
   int32_t part_bytes_ = 0;
   bool has_kernels_ = true;
+  CacheType cache_type_ = CacheType::kF16;  // of all attention stages
+  int32_t head_dim_ = 0;                    // 0: there is none yet
 };
 
 }  // namespace assay::cuda

@@ -1,0 +1,7 @@
+#include "runtime/ops/step_kernel_cuda.cuh"
+
+namespace assay::cuda {
+
+template void launch_step_as<CacheType::kBF16, 128>(const StepArguments&, int, cudaStream_t);
+
+}  // namespace assay::cuda

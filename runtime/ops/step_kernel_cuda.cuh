@@ -1,0 +1,1000 @@
+#pragma once
+
+#include <algorithm>
+
+#include "runtime/device/cuda_support.h"
+#include "runtime/ops/attention_cuda.cuh"
+#include "runtime/ops/linear_vector_cuda.cuh"
+#include "runtime/ops/step_cuda.h"
+
+// The kernel of ops/step_cuda.h for one sort of attention, that is, a type of the cache and a head
+// size; each in a file of its own, step_*_cuda.cu.
+//
+// Local memory is slow here: what spills goes to the L2 cache, as next to nothing is left of L1. So
+// what a stage needs is computed ahead on the host, shared memory is addressed from its base, and
+// nothing lives in registers around the functions that are called.
+
+namespace assay::cuda {
+
+/// launch_step() for one sort of attention.
+template <CacheType kType, int kHeadDim>
+void launch_step_as(const StepArguments& arguments, int grid, cudaStream_t stream);
+
+namespace step {
+
+inline constexpr int kWarps = 16;  // that compute; one more streams weights
+inline constexpr int kThreads = kWarps * 32;
+inline constexpr int kEntries = 8;         // pieces of weights on their way to one warp, at most
+inline constexpr int kHeldBlocks = 2;      // of 256 columns that a warp keeps in registers
+inline constexpr int kMergeSegments = 32;  // attention segments merged at a time
+
+__host__ __device__ constexpr int align_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
+
+/// What a thread block keeps of a stage: its record and the block's share.
+struct StageRecord {
+  StepStage stage;
+  BlockShare share;
+};
+
+/// What stays the same for all stages.
+struct StepConstants {
+  StepArguments arguments;
+  int32_t position, sequence;
+  int32_t rings;  // where the warps' rings begin
+  int32_t grid;   // thread blocks
+};
+
+/// Where a warp is: in its stream of weights, and in the stages.
+struct alignas(16) WarpState {
+  uint32_t entry, offset;
+  int32_t record;  // where the record of the stage lies
+  int32_t begin;   // first tile of the chunk; attention: arrivals that it counts for
+};
+
+// Shared memory: barriers, how far each warp is, zeros, stage records, then what a stage works
+// with, then the warps' rings.
+inline constexpr int kFullAt = 0;
+inline constexpr int kEmptyAt = kFullAt + kWarps * kEntries * 8;
+inline constexpr int kUsedAt = kEmptyAt + kWarps * kEntries * 8;
+inline constexpr int kStatesAt = kUsedAt + kWarps * kEntries * 4;
+inline constexpr int kConstantsAt = kStatesAt + kWarps * static_cast<int>(sizeof(WarpState));
+inline constexpr int kZerosAt =
+    kConstantsAt + align_up(static_cast<int>(sizeof(StepConstants)), 16);
+inline constexpr int kRecordsAt = kZerosAt + kZeroBytes;
+inline constexpr int kWorkAt =
+    align_up(kRecordsAt + 2 * static_cast<int>(sizeof(StageRecord)), 128);
+
+__host__ __device__ constexpr int rings_at(int work_bytes) {
+  return kWorkAt + align_up(work_bytes, 128);
+}
+
+/// What attention works with, offsets into the shared memory of a stage, for a number of query
+/// heads.
+struct AttentionLayout {
+  int values, new_key, new_value, flag, q, scores, maxima, sums, coefficients, bytes;
+};
+
+__host__ __device__ constexpr AttentionLayout attention_layout(int heads, int head_dim,
+                                                               int element_bytes) {
+  AttentionLayout at{};
+  at.new_key = at.values + kSegmentKeys * head_dim * element_bytes;
+  at.new_value = at.new_key + align_up(head_dim * element_bytes, 16);
+  at.flag = at.new_value + align_up(head_dim * element_bytes, 16);
+  at.q = at.flag + 16;
+  at.scores = at.q + heads * head_dim * 4;
+  at.maxima = at.scores + heads * kSegmentKeys * 4;
+  at.sums = at.maxima + align_up(heads * 4, 16);
+  at.coefficients = at.sums + align_up(heads * 4, 16);
+  at.bytes = at.coefficients + heads * kMergeSegments * 16;
+  return at;
+}
+
+#if __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ uint8_t* shared_at(int offset) {
+  extern __shared__ __align__(128) uint8_t step_shared[];
+  return step_shared + offset;
+}
+
+/// Which thread this is, read anew: what follows from it is computed where it is needed, and not
+/// kept around all stages.
+struct Thread {
+  int index, warp, lane;
+  __device__ __forceinline__ Thread() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+    index = static_cast<int>(x & 1023);
+    warp = static_cast<int>(x / 32 % 32);
+    lane = static_cast<int>(x % 32);
+  }
+};
+
+__device__ __forceinline__ WarpState& state_of(int warp) {
+  return reinterpret_cast<WarpState*>(shared_at(kStatesAt))[warp];
+}
+/// Where the record of the stage lies that the warp is in.
+__device__ __forceinline__ int current_record(const Thread& me) { return state_of(me.warp).record; }
+__device__ __forceinline__ const StepStage& stage_at(int record) {
+  return reinterpret_cast<const StageRecord*>(shared_at(record))->stage;
+}
+__device__ __forceinline__ const BlockShare& share_at(int record) {
+  return reinterpret_cast<const StageRecord*>(shared_at(record))->share;
+}
+__device__ __forceinline__ const StepConstants& constants() {
+  return *reinterpret_cast<const StepConstants*>(shared_at(kConstantsAt));
+}
+
+__device__ __forceinline__ uint64_t now() {
+  uint64_t ns;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns)::"memory");
+  return ns;
+}
+
+/// All warps that compute.
+__device__ __forceinline__ void sync_computing() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+__device__ __forceinline__ void init_barrier(uint32_t barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// Where the next piece of a stream lies in a warp's ring: behind the one before, at the start
+/// again where it would pass the end. `offset` moves on. The streaming warp and the other go
+/// through the same sequence. A piece takes so much that no more than kEntries fit.
+__device__ __forceinline__ uint32_t take_piece(uint32_t& offset, uint32_t bytes,
+                                               uint32_t ring_bytes) {
+  const uint32_t least = (ring_bytes / kEntries + 127) / 128 * 128;
+  bytes = max((bytes + 127) / 128 * 128, least);
+  const uint32_t at = offset + bytes > ring_bytes ? 0 : offset;
+  offset = at + bytes;
+  return at;
+}
+
+/// Lane w of the streaming warp feeds warp w: it asks for the next piece as soon as the ring of
+/// that warp has room, whatever stage it belongs to. No lane waits for itself: a round does what
+/// can be done for each warp, or else one that is ahead would hold up another.
+__device__ __forceinline__ void stream_weights() {
+  const StepArguments& a = constants().arguments;
+  const int lane = Thread().lane, warp = lane % kWarps;
+  const uint32_t full = shared_address(shared_at(kFullAt)) + warp * kEntries * 8;
+  const uint32_t empty = shared_address(shared_at(kEmptyAt)) + warp * kEntries * 8;
+  auto* used_at = reinterpret_cast<uint32_t*>(shared_at(kUsedAt)) + warp * kEntries;
+  const uint32_t ring = shared_address(shared_at(rings_at(a.work_bytes))) + warp * a.ring_bytes;
+  const auto ring_bytes = static_cast<uint32_t>(a.ring_bytes);
+  uint64_t once;  // weights are read once per step: they leave the cache first
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  // Of the ring, bytes that were taken and freed since the start, wrapping.
+  uint32_t offset = 0, used = 0, freed = 0;
+  uint32_t entry = 0, tail = 0, to = 0;
+  WeightStream stream{}, next = a.streams[blockIdx.x];
+  int i = -1, unit = 0, segment = 0, part = 0;
+  const std::byte* source = nullptr;
+  bool working = lane < kWarps, placed = false;
+  while (__any_sync(0xffffffffu, working)) {
+    bool progress = false;
+    if (working && unit >= stream.n_units) {
+      progress = true;
+      if (++i == a.n_streams) {
+        working = false;
+      } else {
+        stream = next;
+        if (i + 1 < a.n_streams)
+          next = a.streams[static_cast<size_t>(i + 1) * constants().grid + blockIdx.x];
+        unit = warp;
+        segment = warp % stream.segments;
+        source = stream.units + static_cast<size_t>(unit) * stream.unit_bytes;
+      }
+    } else if (working) {
+      const int header = part == 0 ? stream.header_bytes : 0;
+      if (!placed) {
+        const uint32_t before = offset;
+        const uint32_t at = take_piece(
+            offset, static_cast<uint32_t>(header + stream.part_groups * stream.group_bytes),
+            ring_bytes);
+        used += at == before ? offset - before : ring_bytes - before + offset;
+        to = ring + at;
+      }
+      placed = true;
+      if (used - freed > ring_bytes || entry - tail == kEntries) {
+        progress = test_barrier(empty + tail % kEntries * 8, tail / kEntries & 1);
+        if (progress) freed = used_at[tail++ % kEntries];
+      } else {
+        progress = true;
+        used_at[entry % kEntries] = used;
+        const int groups = segment + 1 == stream.segments ? stream.last_groups : kSegmentGroups;
+        const int inside = max(0, min(stream.part_groups, groups - part * stream.part_groups));
+        const auto bytes = static_cast<uint32_t>(header + inside * stream.group_bytes);
+        const uint32_t barrier = full + entry % kEntries * 8;
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                     : "memory");
+        if (bytes != 0)
+          asm volatile(
+              "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+              "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+              "l"(source), "r"(bytes), "r"(barrier), "l"(once)
+              : "memory");
+        source += bytes;
+        ++entry;
+        placed = false;
+        if (++part * stream.part_groups >= kSegmentGroups) {
+          part = 0;
+          unit += kWarps;
+          segment += stream.segment_step;
+          if (segment >= stream.segments) segment -= stream.segments;
+          source = stream.units + static_cast<size_t>(unit) * stream.unit_bytes;
+        }
+      }
+    }
+    if (!__any_sync(0xffffffffu, progress)) __nanosleep(40);
+  }
+}
+
+/// A warp's side of its ring.
+template <MatrixKind kKind>
+class StreamRing {
+ public:
+  __device__ __forceinline__ StreamRing(int header_bytes, const WarpState& state, int warp,
+                                        int lane)
+      : memory_(constants().rings + warp * constants().arguments.ring_bytes),
+        barriers_(shared_address(shared_at(kFullAt)) + static_cast<uint32_t>(warp) * kEntries * 8),
+        ring_bytes_(static_cast<uint32_t>(constants().arguments.ring_bytes)),
+        header_bytes_(static_cast<uint32_t>(header_bytes)),
+        lane_(lane),
+        entry_(state.entry),
+        offset_(state.offset) {}
+  /// Keeps how far the warp is in its stream.
+  __device__ __forceinline__ void save(WarpState& state) const {
+    if (lane_ == 0) *reinterpret_cast<uint2*>(&state.entry) = make_uint2(entry_, offset_);
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ const uint4* wait(bool first) {
+    const uint32_t header = first ? header_bytes_ : 0;
+    at_ = memory_ + static_cast<int>(take_piece(offset_, header + kPartBytes, ring_bytes_));
+    wait_barrier(barriers_ + entry_ % kEntries * 8, entry_ / kEntries & 1);
+    return reinterpret_cast<const uint4*>(shared_at(at_ + static_cast<int>(header)));
+  }
+  __device__ __forceinline__ const uint8_t* header() const { return shared_at(at_); }
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    if (lane_ == 0)
+      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + (kEmptyAt - kFullAt) +
+                                                               entry_ % kEntries * 8)
+                   : "memory");
+    ++entry_;
+  }
+
+ private:
+  static constexpr uint32_t kPartBytes =
+      static_cast<uint32_t>(kPartGroups<kKind> * kWords<kKind> * 32 * 16);
+  int memory_;
+  uint32_t barriers_, ring_bytes_, header_bytes_;
+  int lane_;
+  uint32_t entry_, offset_;
+  int at_ = 0;
+};
+
+// Between stages. Results of a thread block are visible to those that saw its arrival.
+
+__device__ __forceinline__ void mark(const Thread& me, int stage, uint64_t StageTimes::*what) {
+  if (me.index != 0) return;
+  StageTimes* times = constants().arguments.times;
+  if (times != nullptr)
+    times[static_cast<size_t>(stage) * constants().grid + blockIdx.x].*what = now();
+}
+
+/// Waits until all that the stage reads is there; all warps.
+__device__ __forceinline__ void wait_for_stage(const Thread& me, const StepStage& stage) {
+  if (me.index == 0) {
+    const int32_t awaited = stage.awaited;
+    const int32_t* counter = constants().arguments.arrivals + stage.index - 1;
+    int32_t arrived = awaited == 0 ? 0 : -1;
+    while (arrived < awaited)
+      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
+  }
+  sync_computing();
+  mark(me, stage.index, &StageTimes::released);
+}
+
+__device__ __forceinline__ void copy_async(int to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared_at(to))),
+               "l"(from)
+               : "memory");
+}
+
+__device__ __forceinline__ GroupTarget target_at(uint8_t* base, const InputLayout& at) {
+  return {
+      reinterpret_cast<uint32_t*>(base + at.planes), reinterpret_cast<int32_t*>(base + at.sums16),
+      reinterpret_cast<int32_t*>(base + at.sums32), reinterpret_cast<int32_t*>(base + at.sums128),
+      reinterpret_cast<float*>(base + at.scales)};
+}
+
+/// What the thread's result is added to, the row of its index among the share's; 0 past the end.
+__device__ __forceinline__ float load_before(const Thread& me, int record) {
+  const GemvArguments& a = stage_at(record).linear;
+  const int index = share_at(record).matrix;
+  const int row = share_at(record).begin * kTileRows + me.index;
+  return row < a.matrices[index].rows ? __ldcg(a.out + a.out_offset[index] + row) : 0.0f;
+}
+
+/// The first results of a share, before they are added to, are kept where outputs would be.
+__device__ __forceinline__ float* outputs_at(const StepLinearLayout& at) {
+  return reinterpret_cast<float*>(shared_at(kWorkAt + at.outputs));
+}
+
+/// Starts to copy the input, which an earlier stage quantized, to shared memory.
+__device__ __forceinline__ void fetch_input(const Thread& me, const StepStage& stage) {
+  const std::byte* from = stage.quantized_input;
+  const int bytes = stage.layout.input_bytes;
+#pragma unroll 4
+  for (int i = me.index * 16; i < bytes; i += kThreads * 16) copy_async(kWorkAt + i, from + i);
+}
+
+/// Two groups of 128 columns of one row, four columns of each for a lane.
+struct HeldBlock {
+  float v[2][4];
+
+  __device__ __forceinline__ void load(const float* row, int block, int lane, int columns) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      load_columns(row, 2 * block + half, lane, columns, v[half]);
+  }
+};
+
+/// Quantizes a block of a row into shared memory.
+__device__ __forceinline__ void quantize_block(const HeldBlock& x, int block, int lane, int groups,
+                                               const GroupTarget& target, const GemvArguments& a) {
+  uint32_t top[2] = {0, 0};
+  top[0] = quantize_group_unchecked(x.v[0], 2 * block, lane, target);
+  if (2 * block + 1 < groups)
+    top[1] = quantize_group_unchecked(x.v[1], 2 * block + 1, lane, target);
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (top[half] > kLargestActivation && lane == 0)
+      report_fault(a.fault, a.fault_op, (2 * block + half) * kGroupColumns,
+                   __uint_as_float(top[half]));
+}
+
+/// Quantization of the input into shared memory, by every thread block.
+__device__ __forceinline__ void quantize_input(const Thread& me, const StepStage& stage) {
+  const GemvArguments& a = stage.linear;
+  const int columns = stage.layout.columns, groups = stage.layout.groups;
+  const int n_blocks = (groups + 1) / 2;
+  const GroupTarget target = target_at(shared_at(kWorkAt), stage.layout.inputs);
+  HeldBlock x[kHeldBlocks];
+#pragma unroll 1
+  for (int base = me.warp; base < n_blocks; base += kHeldBlocks * kWarps) {
+#pragma unroll
+    for (int k = 0; k < kHeldBlocks; ++k) x[k].load(a.x, base + k * kWarps, me.lane, columns);
+#pragma unroll
+    for (int k = 0; k < kHeldBlocks; ++k)
+      if (base + k * kWarps < n_blocks)
+        quantize_block(x[k], base + k * kWarps, me.lane, groups, target, a);
+  }
+}
+
+/// Sum of the squares of a block of 256 columns, in the order of a lane sum. `rows` has room for
+/// the block.
+__device__ __forceinline__ float sum_of_squares(const HeldBlock& x, int lane, float* rows) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    reinterpret_cast<float4*>(rows)[half * 32 + lane] =
+        make_float4(x.v[half][0], x.v[half][1], x.v[half][2], x.v[half][3]);
+  __syncwarp();
+  float acc = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const float v = rows[k * 32 + lane];
+    acc = __fmaf_rn(v, v, acc);  // columns past the end are 0
+  }
+  __syncwarp();
+  return fold_lanes(acc);
+}
+
+/// Waits for the input, then norm and quantization of it into shared memory, by every thread block.
+__device__ __forceinline__ void norm_input(const Thread& me, const StepStage& stage) {
+  const GemvArguments& a = stage.linear;
+  const int columns = stage.layout.columns, groups = stage.layout.groups;
+  const int warp = me.warp, lane = me.lane, n_blocks = (groups + 1) / 2;
+  HeldBlock weight[kHeldBlocks], x[kHeldBlocks];
+#pragma unroll
+  for (int k = 0; k < kHeldBlocks; ++k)
+    weight[k].load(a.norm_weight, warp + k * kWarps, lane, columns);
+  wait_for_stage(me, stage);
+#pragma unroll
+  for (int k = 0; k < kHeldBlocks; ++k) x[k].load(a.x, warp + k * kWarps, lane, columns);
+  float* partial = reinterpret_cast<float*>(shared_at(kWorkAt + stage.layout.partial));
+  float* rows = reinterpret_cast<float*>(shared_at(kWorkAt + stage.layout.sums)) + warp * 256;
+#pragma unroll
+  for (int k = 0; k < kHeldBlocks; ++k) {
+    const int block = warp + k * kWarps;
+    if (block >= n_blocks) break;
+    const float sum = sum_of_squares(x[k], lane, rows);
+    if (lane == 0) partial[block] = sum;
+  }
+#pragma unroll 1
+  for (int block = warp + kHeldBlocks * kWarps; block < n_blocks; block += kWarps) {
+    HeldBlock more;
+    more.load(a.x, block, lane, columns);
+    const float sum = sum_of_squares(more, lane, rows);
+    if (lane == 0) partial[block] = sum;
+  }
+  sync_computing();
+  float total = partial[0];
+#pragma unroll 8
+  for (int block = 1; block < n_blocks; ++block) total = __fadd_rn(total, partial[block]);
+  const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fmul_rn(total, a.inverse_n), a.eps)));
+  const GroupTarget target = target_at(shared_at(kWorkAt), stage.layout.inputs);
+  const auto finish = [&](HeldBlock& y, const HeldBlock& w, int block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        y.v[half][i] = __fmul_rn(__fmul_rn(y.v[half][i], r), w.v[half][i]);
+    quantize_block(y, block, lane, groups, target, a);
+  };
+#pragma unroll
+  for (int k = 0; k < kHeldBlocks; ++k)
+    if (warp + k * kWarps < n_blocks) finish(x[k], weight[k], warp + k * kWarps);
+#pragma unroll 1
+  for (int block = warp + kHeldBlocks * kWarps; block < n_blocks; block += kWarps) {
+    HeldBlock more, its_weight;
+    more.load(a.x, block, lane, columns);
+    its_weight.load(a.norm_weight, block, lane, columns);
+    finish(more, its_weight, block);
+  }
+}
+
+/// The warp's units among those of the chunk; their segment sums to shared memory. A function of
+/// its own, with all registers; what it needs lies in shared memory.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void run_units() {
+  const Thread me;
+  const int warp = me.warp, lane = me.lane;
+  WarpState& state = state_of(warp);
+  const int record = state.record;
+  const StepStage& stage = stage_at(record);
+  const StepLinearLayout& at = stage.layout;
+  const DeviceMatrix m = stage.linear.matrices[share_at(record).matrix];
+  const int segments = at.segments, step = at.segment_step;
+  const int before = (state.begin - share_at(record).begin) * segments;
+  const int end = min(at.chunk_tiles, share_at(record).end - state.begin) * segments;
+  StreamRing<kKind> ring(m.header_bytes, state, warp, lane);
+  const Inputs inputs(shared_at(kWorkAt), at.inputs, m.groups, 0, 0, kZerosAt - kWorkAt, lane);
+  int unit = static_cast<int>(static_cast<uint32_t>(warp - before) % kWarps);
+  int segment = unit - segments * (unit * at.inverse_segments >> 16);
+  float* to = reinterpret_cast<float*>(shared_at(kWorkAt + at.sums)) + unit * kTileRows + lane / 4;
+  uint32_t worst = 0;
+#pragma unroll 1
+  for (; unit < end; unit += kWarps) {
+    float acc[2] = {0.0f, 0.0f};
+    single_unit<kKind, kPieces>(m, ring, inputs, segment, lane, acc, worst);
+    if (lane % 4 == 0) {
+      to[0] = acc[0];
+      to[8] = acc[1];
+    }
+    to += kWarps * kTileRows;
+    segment += step;
+    if (segment >= segments) segment -= segments;
+  }
+  if (worst >= 0x7f800000u)
+    report_fault(stage.linear.fault, stage.linear.fault_op, 0, __uint_as_float(worst));
+  ring.save(state);
+}
+
+/// Results of the chunk's tiles from their segment sums.
+__device__ __forceinline__ void finish_tiles() {
+  const Thread me;
+  const int record = current_record(me), begin = state_of(me.warp).begin;
+  const StepStage& stage = stage_at(record);
+  mark(me, stage.index, &StageTimes::computed);
+  const GemvArguments& a = stage.linear;
+  const StepLinearLayout& at = stage.layout;
+  const int index = share_at(record).matrix;
+  const int n_tiles = min(at.chunk_tiles, share_at(record).end - begin);
+  const int segments = at.segments, rows = a.matrices[index].rows;
+  const float* sums = reinterpret_cast<const float*>(shared_at(kWorkAt + at.sums));
+  // Segment sums in ascending order; the total starts as the first.
+  const auto total = [&](int tile, int row) {
+    const float* from = sums + tile * segments * kTileRows + row;
+    float sum = from[0];
+#pragma unroll 8
+    for (int s = 1; s < segments; ++s) sum = __fadd_rn(sum, from[s * kTileRows]);
+    return sum;
+  };
+  float* out = a.out + a.out_offset[index];
+  float* outputs = outputs_at(at);
+  if (a.epilogue != Epilogue::kSwiGlu) {
+    const float* bias = a.bias[index];
+    const bool adds = a.epilogue == Epilogue::kAddTo;
+    const bool first_chunk = begin == share_at(record).begin;
+#pragma unroll 1
+    for (int i = me.index; i < n_tiles * kTileRows; i += kThreads) {
+      const int row = begin * kTileRows + i;
+      if (row >= rows) continue;
+      float before = 0.0f;
+      if (adds) before = first_chunk && i < kThreads ? outputs[i] : __ldcg(out + row);
+      float y = total(i / kTileRows, i % kTileRows);
+      if (bias != nullptr) y = __fadd_rn(y, __ldg(bias + row));
+      out[row] = adds ? __fadd_rn(before, y) : y;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = me.index; i < n_tiles * 8; i += kThreads) {
+    const float y = __fmul_rn(silu_canonical(total(i / 8, i % 8)), total(i / 8, i % 8 + 8));
+    const int to = begin * 8 + i;
+    if (stage.quantized_output != nullptr)
+      outputs[i] = y;
+    else if (to < rows / 2)
+      out[to] = y;
+  }
+  if (stage.quantized_output == nullptr) return;
+  sync_computing();
+  int offset = 0;
+  const GroupTarget target = target_at(reinterpret_cast<uint8_t*>(stage.quantized_output),
+                                       input_layout(offset, rows / 2 / kGroupColumns, 1));
+#pragma unroll 1
+  for (int group = me.warp; group < n_tiles * 8 / kGroupColumns; group += kWarps) {
+    const float4 v = reinterpret_cast<const float4*>(outputs)[group * 32 + me.lane];
+    const float y[4] = {v.x, v.y, v.z, v.w};
+    quantize_group(y, begin * 8 / kGroupColumns + group, me.lane, target, stage.output_fault_op,
+                   a.fault);
+  }
+}
+
+/// Waits for the input and gets it, quantized, to shared memory.
+__device__ __forceinline__ void take_input(const Thread& me, int record) {
+  const StepStage& stage = stage_at(record);
+  wait_for_stage(me, stage);
+  const bool adds =
+      stage.linear.epilogue == Epilogue::kAddTo && me.index < stage.layout.chunk_tiles * kTileRows;
+  const float before = adds ? load_before(me, record) : 0.0f;
+  if (stage.quantized_input != nullptr)
+    fetch_input(me, stage);
+  else if (stage.linear.norm_weight == nullptr)
+    quantize_input(me, stage);
+  if (adds) outputs_at(stage.layout)[me.index] = before;
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+__device__ __forceinline__ void linear_stage() {
+  {
+    const Thread me;
+    const int record = current_record(me);
+    const StepStage& stage = stage_at(record);
+    if (stage.linear.norm_weight != nullptr)
+      norm_input(me, stage);
+    else
+      take_input(me, record);
+    if (me.lane == 0) state_of(me.warp).begin = share_at(record).begin;
+    sync_computing();
+    mark(me, stage.index, &StageTimes::prepared);
+  }
+#pragma unroll 1
+  while (true) {
+    {
+      const int record = current_record(Thread());
+      dispatch_kind(stage_at(record).linear.matrices[share_at(record).matrix],
+                    [&]<MatrixKind kKind, int kPieces>() { run_units<kKind, kPieces>(); });
+    }
+    sync_computing();
+    finish_tiles();
+    const Thread me;
+    const int record = current_record(me);
+    WarpState& state = state_of(me.warp);
+    const int next = state.begin + stage_at(record).layout.chunk_tiles;
+    if (next >= share_at(record).end) return;
+    __syncwarp();
+    if (me.lane == 0) state.begin = next;
+    sync_computing();
+  }
+}
+
+/// RoPE of `heads` queries of a KV head from `first_head` on, into shared memory, and where
+/// `new_key` is given, of its key, which with the value goes to the cache too if `writes`.
+template <CacheType kType, int kHeadDim>
+__device__ __forceinline__ void rotate_all(const Thread& me, const AttentionArguments& a,
+                                           int first_head, int heads, int kv_head, int position,
+                                           size_t cache, bool writes, float* q,
+                                           typename Element<kType>::Type* new_key,
+                                           typename Element<kType>::Type* new_value) {
+  using E = Element<kType>;
+  const int n = (heads + (new_key == nullptr ? 0 : 2)) * kHeadDim;
+  const int half = a.rotary_dims / 2;
+#pragma unroll 1
+  for (int i = me.index; i < n; i += kThreads) {
+    const int head = i / kHeadDim, dim = i % kHeadDim;
+    const float* from =
+        head < heads ? a.qkv + (first_head + head) * kHeadDim
+                     : a.qkv + (head == heads ? a.k_offset : a.v_offset) + kv_head * kHeadDim;
+    float y = __ldcg(from + dim);
+    if (head <= heads && dim < a.rotary_dims) {
+      const bool low = dim < half;
+      const int pair = low ? dim : dim - half;
+      const float other = __ldcg(from + (low ? dim + half : pair));
+      const size_t at = static_cast<size_t>(position) * half + pair;
+      const float product = __fmul_rn(y, __ldg(a.rope_cos + at));
+      const float crossed = __fmul_rn(other, __ldg(a.rope_sin + at));
+      y = low ? __fsub_rn(product, crossed) : __fadd_rn(product, crossed);
+    }
+    const int to = lane_major(dim, kHeadDim);
+    if (head < heads) {
+      q[head * kHeadDim + to] = y;
+      continue;
+    }
+    const auto rounded = E::round(y);
+    if (is_not_finite(E::widen(rounded))) report_fault(a.fault, a.fault_op, dim, E::widen(rounded));
+    const size_t row = cache + static_cast<size_t>(position) * kHeadDim;
+    if (head == heads) {
+      new_key[to] = rounded;
+      if (writes) static_cast<typename E::Type*>(a.keys)[row + to] = rounded;
+    } else {
+      new_value[dim] = rounded;
+      if (writes) static_cast<typename E::Type*>(a.values)[row + dim] = rounded;
+    }
+  }
+}
+
+/// Segments of `heads` query heads in ascending order, from what all thread blocks left in
+/// `partial`, the first head's.
+template <int kHeadDim>
+__device__ __forceinline__ void merge_all(const Thread& me, const float* partial, int max_segments,
+                                          int n_segments, int heads, float* out, float* maxima,
+                                          float4* coefficients) {
+  const int warp = me.warp, lane = me.lane;
+  constexpr int kStride = kHeadDim + 2;
+#pragma unroll 1
+  for (int first = 0; first < heads * kHeadDim; first += kThreads) {
+    const int i = first + me.index;
+    const bool mine = i < heads * kHeadDim;
+    const int own_head = mine ? i / kHeadDim : 0;
+    const float* from = partial + static_cast<size_t>(own_head) * max_segments * kStride + 2 +
+                        (mine ? i % kHeadDim : 0);
+    float l = 0.0f, o = 0.0f;
+#pragma unroll 1
+    for (int base = 0; base < n_segments; base += kMergeSegments) {
+      // Running maxima first, so that all factors a = exp(m − m'), b = exp(m_seg − m') come at
+      // once.
+#pragma unroll 1
+      for (int head = warp; head < heads; head += kWarps) {
+        const int s = base + lane;
+        const float* row = partial + (static_cast<size_t>(head) * max_segments + s) * kStride;
+        const float m = s < n_segments ? __ldcg(row) : __uint_as_float(0xff800000u);
+        const float l_segment = s < n_segments ? __ldcg(row + 1) : 0.0f;
+        const float before = base == 0 ? __uint_as_float(0xff800000u) : maxima[head];
+        float running = m;
+#pragma unroll
+        for (int step = 1; step < 32; step <<= 1) {
+          const float other = __shfl_up_sync(0xffffffffu, running, step);
+          if (lane >= step) running = fmaxf(running, other);
+        }
+        running = fmaxf(running, before);
+        float previous = __shfl_up_sync(0xffffffffu, running, 1);
+        if (lane == 0) previous = before;
+        if (s < n_segments)
+          coefficients[head * kMergeSegments + lane] =
+              s == 0 ? make_float4(0.0f, 0.0f, l_segment, 0.0f)
+                     : make_float4(exp_canonical(__fsub_rn(previous, running)),
+                                   exp_canonical(__fsub_rn(m, running)), l_segment, 0.0f);
+        __syncwarp();
+        if (lane == 31) maxima[head] = running;
+      }
+      constexpr int kBatch = 16;
+      const int end = min(base + kMergeSegments, n_segments);
+      float loaded[kBatch];
+      const auto load = [&](int s) {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k)
+          loaded[k] = s + k < end ? __ldcg(from + static_cast<size_t>(s + k) * kStride) : 0.0f;
+      };
+      load(base);
+      sync_computing();
+#pragma unroll 1
+      for (int s = base; s < end; s += kBatch) {
+        if (s != base) load(s);
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          if (s + k >= end) break;
+          const float4 factor = coefficients[own_head * kMergeSegments + s + k - base];
+          if (s + k == 0) {
+            l = factor.z;
+            o = loaded[k];
+            continue;
+          }
+          l = __fadd_rn(__fmul_rn(l, factor.x), __fmul_rn(factor.z, factor.y));
+          o = __fadd_rn(__fmul_rn(o, factor.x), __fmul_rn(loaded[k], factor.y));
+        }
+      }
+      sync_computing();
+    }
+    if (mine) out[i] = __fdiv_rn(o, l);
+  }
+}
+
+/// One thread block's part of attention: the segments split, split + n_splits, … of `heads` query
+/// heads of a KV head, part `part` of them. Loads of earlier rows start before the stage's input is
+/// there. Returns whether it was the last for these heads, and wrote their results.
+template <CacheType kType, int kHeadDim>
+__device__ __forceinline__ bool attend(const Thread& me, int record, bool first_task, int kv_head,
+                                       int split, int part, int heads) {
+  using T = typename Element<kType>::Type;
+  constexpr int kKeys = kSegmentKeys / kWarps, kPerLane = kHeadDim / 32;
+  const StepStage& own = stage_at(record);
+  const AttentionArguments& a = own.attention;
+  const int position = constants().position, sequence = constants().sequence;
+  const int warp = me.warp, lane = me.lane;
+  const int per_kv = a.n_heads / a.n_kv_heads, first_head = kv_head * per_kv + part * heads;
+  const AttentionLayout at = attention_layout(heads, kHeadDim, static_cast<int>(sizeof(T)));
+  const Queries queries = {reinterpret_cast<float*>(shared_at(kWorkAt + at.q)),
+                           reinterpret_cast<float*>(shared_at(kWorkAt + at.scores)),
+                           reinterpret_cast<float*>(shared_at(kWorkAt + at.maxima)),
+                           reinterpret_cast<float*>(shared_at(kWorkAt + at.sums)), heads};
+  T* new_key = reinterpret_cast<T*>(shared_at(kWorkAt + at.new_key));
+  T* new_value = reinterpret_cast<T*>(shared_at(kWorkAt + at.new_value));
+  T* values = reinterpret_cast<T*>(shared_at(kWorkAt + at.values));
+  const int first_position = a.window > 0 ? max(0, position - a.window + 1) : 0;
+  const int first_segment = first_position / kSegmentKeys, last_segment = position / kSegmentKeys;
+  const int n_segments = last_segment - first_segment + 1;
+  const size_t cache = (static_cast<size_t>(sequence) * a.n_kv_heads + kv_head) *
+                       static_cast<size_t>(a.capacity) * kHeadDim;
+  const auto seen_of = [&](int s) {
+    const int base = (first_segment + s) * kSegmentKeys;
+    return Visible{max(0, first_position - base), min(kSegmentKeys - 1, position - base)};
+  };
+  // The row of this position comes from new_key and new_value: it may not be in the cache yet.
+  KeyRows<kType, kPerLane, kKeys> rows;
+  const auto n_rows_of = [&](int s) { return seen_of(s).last + (s + 1 == n_segments ? 0 : 1); };
+  const auto segment_at = [&](const void* all, int s) {
+    return static_cast<const T*>(all) + cache +
+           static_cast<size_t>(first_segment + s) * kSegmentKeys * kHeadDim;
+  };
+  const auto load_keys = [&](int s) {
+    rows.load(segment_at(a.keys, s), warp * kKeys, n_rows_of(s) - 1, kHeadDim, lane);
+  };
+  const auto load_values = [&](int s) {
+    stage<kThreads>(segment_at(a.values, s), values, n_rows_of(s) * kHeadDim, me.index);
+  };
+  load_keys(split);
+  load_values(split);
+  if (first_task) wait_for_stage(me, own);
+  const bool owns_newest = split == (n_segments - 1) % a.splits;
+  rotate_all<kType, kHeadDim>(me, a, first_head, heads, kv_head, position, cache, part == 0,
+                              queries.q, owns_newest ? new_key : nullptr, new_value);
+  sync_computing();
+  if (first_task) mark(me, own.index, &StageTimes::prepared);
+
+  float* partial = a.partial + static_cast<size_t>(first_head) *
+                                   static_cast<size_t>(a.max_segments) * (kHeadDim + 2);
+  float* out = queries.q;  // whose place is free by then
+#pragma unroll 1
+  for (int s = split; s < n_segments; s += a.splits) {
+    const Visible seen = seen_of(s);
+    const bool newest = s + 1 == n_segments, more = s + a.splits < n_segments;
+    decode_scores<kType, kPerLane, kKeys>(a, queries, rows, new_key, newest ? seen.last : -1,
+                                          kHeadDim, seen, me.index);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (more) load_keys(s + a.splits);
+    sync_computing();
+    if (newest && me.index < kHeadDim)
+      values[seen.last * kHeadDim + me.index] = new_value[me.index];
+    segment_softmax<kWarps>(queries, me.index, [&](int) { return seen; });
+    sync_computing();
+    const auto outputs = [&]<int kDims>() {
+#pragma unroll 1
+      for (int i = me.index; i < heads * kHeadDim / kDims; i += kThreads) {
+        const int head = i / (kHeadDim / kDims), dim = i % (kHeadDim / kDims) * kDims;
+        float o[kDims];
+        segment_output<kType, kDims>(queries.scores + head * kSegmentKeys, values + dim, kHeadDim,
+                                     seen, o);
+        float* to = partial + (static_cast<size_t>(head) * a.max_segments + s) * (kHeadDim + 2);
+        if (n_segments > 1 && dim == 0)
+          *reinterpret_cast<float2*>(to) = make_float2(queries.maxima[head], queries.sums[head]);
+#pragma unroll
+        for (int d = 0; d < kDims; ++d) {
+          if (n_segments > 1)
+            to[2 + dim + d] = o[d];
+          else
+            out[head * kHeadDim + dim + d] = __fdiv_rn(o[d], queries.sums[head]);
+        }
+      }
+    };
+    if (heads * kHeadDim <= kThreads / 2)
+      outputs.template operator()<1>();
+    else
+      outputs.template operator()<2>();
+    sync_computing();
+    if (more) load_values(s + a.splits);
+  }
+  if (first_task) mark(me, own.index, &StageTimes::computed);
+  if (n_segments > 1) {
+    // The last thread block of these heads merges the segments.
+    auto* is_last = reinterpret_cast<int32_t*>(shared_at(kWorkAt + at.flag));
+    if (me.index == 0) {
+      int32_t* counter = a.counters + first_head;
+      int32_t before;
+      asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+                   : "=r"(before)
+                   : "l"(counter)
+                   : "memory");
+      *is_last = before == min(a.splits, n_segments) - 1;
+      if (*is_last) *counter = 0;
+    }
+    sync_computing();
+    if (*is_last == 0) return false;
+    merge_all<kHeadDim>(me, partial, a.max_segments, n_segments, heads, out, queries.maxima,
+                        reinterpret_cast<float4*>(shared_at(kWorkAt + at.coefficients)));
+    sync_computing();
+  }
+  const int first_column = first_head * kHeadDim;
+  if (own.quantized_output == nullptr) {
+    for (int i = me.index; i < heads * kHeadDim; i += kThreads) a.out[first_column + i] = out[i];
+  } else {
+    int offset = 0;
+    const GroupTarget target =
+        target_at(reinterpret_cast<uint8_t*>(own.quantized_output),
+                  input_layout(offset, a.n_heads * kHeadDim / kGroupColumns, 1));
+#pragma unroll 1
+    for (int group = warp; group < heads * kHeadDim / kGroupColumns; group += kWarps) {
+      const float4 v = reinterpret_cast<const float4*>(out)[group * 32 + lane];
+      const float y[4] = {v.x, v.y, v.z, v.w};
+      quantize_group(y, first_column / kGroupColumns + group, lane, target, own.output_fault_op,
+                     a.fault);
+    }
+  }
+  return true;
+}
+
+/// The query heads of a KV head are dealt to as many thread blocks as there are left, up to
+/// most_parts: at short depth a thread block has few, and few scores to add up. The arrivals that
+/// the stage counts for, one for each head, are left in the warp's state.
+template <CacheType kType, int kHeadDim>
+__device__ __forceinline__ void attention_stage() {
+  const Thread me;
+  const int record = current_record(me);
+  const AttentionArguments& a = stage_at(record).attention;
+  const int position = constants().position;
+  const int first_position = a.window > 0 ? max(0, position - a.window + 1) : 0;
+  const int n_segments = position / kSegmentKeys - first_position / kSegmentKeys + 1;
+  const int n_splits = min(a.splits, n_segments), grid = constants().grid;
+  int parts = stage_at(record).most_parts;
+  while (parts > 1 && a.n_kv_heads * n_splits * parts > grid)
+    parts = parts % 2 == 0 ? parts / 2 : 1;
+  const int n_tasks = a.n_kv_heads * n_splits * parts;
+  const int heads = a.n_heads / a.n_kv_heads / parts;
+  int arrivals = 0;
+#pragma unroll 1
+  for (int task = static_cast<int>(blockIdx.x); task < n_tasks; task += grid) {
+    const bool first_task = task < grid;
+    if (!first_task) sync_computing();
+    const int row = task / a.n_kv_heads;
+    if (attend<kType, kHeadDim>(me, record, first_task, task % a.n_kv_heads, row / parts,
+                                row % parts, heads))
+      arrivals += heads;
+  }
+  if (me.lane == 0) state_of(me.warp).begin = arrivals;
+}
+
+/// Where the record of a stage lies.
+__device__ __forceinline__ int record_of(int stage) {
+  return kRecordsAt + stage % 2 * static_cast<int>(sizeof(StageRecord));
+}
+
+/// Starts the copy of a stage's record to shared memory; by one warp.
+__device__ __forceinline__ void fetch_record(int lane, int stage) {
+  const StepArguments& a = constants().arguments;
+  if (stage >= a.n_stages) return;
+  const int to = record_of(stage);
+  const auto* from = reinterpret_cast<const uint8_t*>(a.stages + stage);
+  for (int i = lane * 16; i < static_cast<int>(sizeof(StepStage)); i += 512)
+    copy_async(to + i, from + i);
+  if (lane == 31)
+    copy_async(to + static_cast<int>(sizeof(StepStage)),
+               a.shares + static_cast<size_t>(stage) * constants().grid + blockIdx.x);
+}
+
+/// Starts the copy of the next stage's record.
+__device__ __forceinline__ void begin_stage() {
+  const Thread me;
+  const int index = stage_at(current_record(me)).index;
+  if (me.warp == 0) fetch_record(me.lane, index + 1);
+  mark(me, index, &StageTimes::begin);
+}
+
+/// After a stage: its results count as arrived. Whether there is another.
+__device__ __forceinline__ bool end_stage() {
+  const Thread me;
+  if (me.warp == 0) asm volatile("cp.async.wait_all;" ::: "memory");
+  sync_computing();
+  const int record = current_record(me);
+  const StepStage& stage = stage_at(record);
+  const int index = stage.index;
+  mark(me, index, &StageTimes::stored);
+  if (me.index == 0) {
+    const int arrivals = stage.is_attention != 0                         ? state_of(0).begin
+                         : share_at(record).begin < share_at(record).end ? 1
+                                                                         : 0;
+    if (arrivals > 0)
+      asm volatile(
+          "red.release.gpu.global.add.s32 [%0], %1;" ::"l"(constants().arguments.arrivals + index),
+          "r"(arrivals)
+          : "memory");
+  }
+  mark(me, index, &StageTimes::end);
+  __syncwarp();
+  if (me.lane == 0) state_of(me.warp).record = record_of(index + 1);
+  __syncwarp();
+  return index + 1 < constants().arguments.n_stages;
+}
+
+#endif
+
+template <CacheType kType, int kHeadDim>
+__global__ __launch_bounds__(kThreads + 32,
+                             1) void step_kernel(const __grid_constant__ StepArguments a) {
+#if __CUDA_ARCH__ >= 900
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * kWarps * kEntries; i += kThreads + 32)
+    init_barrier(shared_address(shared_at(kFullAt + i * 8)));
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  if (threadIdx.x < kZeroBytes / 4)
+    reinterpret_cast<uint32_t*>(shared_at(kZerosAt))[threadIdx.x] = 0;
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (warp == 0) {
+    if (lane < kWarps) state_of(lane) = {0, 0, record_of(0), 0};
+    if (lane == 0)
+      *reinterpret_cast<StepConstants*>(shared_at(kConstantsAt)) = {
+          a, __ldcg(a.positions), __ldcg(a.sequences), rings_at(a.work_bytes),
+          static_cast<int32_t>(gridDim.x)};
+    __syncwarp();
+    fetch_record(lane, 0);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+  }
+  __syncthreads();
+  if (warp == kWarps) return stream_weights();
+#pragma unroll 1
+  do {
+    begin_stage();
+    const int record = current_record(Thread());
+    if (stage_at(record).is_attention != 0)
+      attention_stage<kType, kHeadDim>();
+    else if (share_at(record).begin < share_at(record).end)
+      linear_stage();
+  } while (end_stage());
+#endif
+}
+
+}  // namespace step
+
+template <CacheType kType, int kHeadDim>
+void launch_step_as(const StepArguments& arguments, int grid, cudaStream_t stream) {
+  const auto* kernel = reinterpret_cast<const void*>(step::step_kernel<kType, kHeadDim>);
+  const int shared_bytes =
+      step::rings_at(arguments.work_bytes) + step::kWarps * arguments.ring_bytes;
+  ASSAY_CUDA(configure_shared(kernel, shared_bytes));
+  cudaLaunchAttribute attribute{};
+  attribute.id =
+      cudaLaunchAttributeCooperative;  // all thread blocks run at once, or the launch fails
+  attribute.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(grid));
+  config.blockDim = dim3(step::kThreads + 32);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  ASSAY_CUDA(cudaLaunchKernelEx(&config, step::step_kernel<kType, kHeadDim>, arguments));
+}
+
+}  // namespace assay::cuda
