@@ -14,8 +14,9 @@ inline constexpr int kWords = words_per_group(kKind) / 32;  // 16-byte words per
 template <MatrixKind kKind>
 inline constexpr int kQuantumGroups = kWords<kKind> <= 2 ? 4 : (kWords<kKind> <= 4 ? 2 : 1);
 
-/// Operands of mma for block j of 32 columns, from the codes of one group.
-template <MatrixKind kKind>
+/// Operands of mma for block j of 32 columns, from the codes of one group. kHighInPlace: those of
+/// odd blocks of kSuper4 are sixteenfold.
+template <MatrixKind kKind, bool kHighInPlace = false>
 __device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_t (&a)[4]) {
   const auto component = [](const uint4& v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -27,6 +28,13 @@ __device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_
     a[2] = component(first, (j & 1) * 2 + 1);
     a[1] = component(second, (j & 1) * 2);
     a[3] = component(second, (j & 1) * 2 + 1);
+  } else if constexpr (kKind == MatrixKind::kSuper4) {
+    const int shift = kHighInPlace ? 0 : (j & 1) * 4;
+    const uint32_t mask = kHighInPlace && (j & 1) ? 0xf0f0f0f0u : 0x0f0f0f0fu;
+    a[0] = (component(words[0], j / 2 * 2) >> shift) & mask;
+    a[2] = (component(words[0], j / 2 * 2 + 1) >> shift) & mask;
+    a[1] = (component(words[1], j / 2 * 2) >> shift) & mask;
+    a[3] = (component(words[1], j / 2 * 2 + 1) >> shift) & mask;
   } else {
     const uint32_t first = component(words[0], j), second = component(words[1], j);
     a[0] = first & 0x0f0f0f0fu;
@@ -113,6 +121,7 @@ __device__ __forceinline__ void read_weights(const DeviceMatrix& m, const uint8_
 }
 
 /// Exact integer sums of one group: rows r and r + 8 against the two planes of the lane's token.
+/// kSuper4: those of odd blocks are sixteenfold.
 template <MatrixKind kKind, int kPieces>
 struct GroupSums {
   static constexpr int kCount = kKind == MatrixKind::kSuper4    ? 4
@@ -137,7 +146,7 @@ __device__ __forceinline__ void add_products(const uint4* words, const uint32_t 
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     uint32_t a[4];
-    code_operands<kKind>(words, j, a);
+    code_operands<kKind, true>(words, j, a);
     if constexpr (kKind == MatrixKind::kFloat16) {
       mma_s8_s8(sums.c[0], a, b[2 * j], b[2 * j + 1]);
       code_operands<kKind>(words + 4, j, a);
@@ -186,13 +195,17 @@ __device__ __forceinline__ void group_terms(const GroupSums<kKind, kPieces>& sum
       int high = 0, low = 0, minimum = 0;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int sub_scale = static_cast<int>((w.sub[half][0] >> (6 * j)) & 63u);
+        // Sixteenfold where the sum is not; the value is divided by 16 again, exactly.
+        const int sub_scale = static_cast<int>(j % 2 == 1 ? (w.sub[half][0] >> (6 * j)) & 63u
+                                               : j == 0   ? (w.sub[half][0] << 4) & 0x3f0u
+                                                        : (w.sub[half][0] >> (6 * j - 4)) & 0x3f0u);
         const int sub_min = static_cast<int>((w.sub[half][1] >> (6 * j)) & 63u);
         high += sub_scale * sums.c[j][2 * half];
         low += sub_scale * sums.c[j][2 * half + 1];
         minimum += sub_min * component_of(x.sums32, j);
       }
-      emit(half, 0, __fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low)),
+      emit(half, 0,
+           __fmul_rn(0.0625f, __fmaf_rn(256.0f, __int2float_rn(high), __int2float_rn(low))),
            __fmul_rn(w.scale[half][0], x.scale));
       emit(half, 1, __int2float_rn(minimum), __fmul_rn(-w.minimum[half][0], x.scale));
     } else if constexpr (kKind == MatrixKind::kSuper6) {

@@ -33,7 +33,8 @@ enum class ScaleType : int32_t { kF16, kBF16, kF32 };
 /// Inside a group the codes of one lane (row r = lane / 4 and r + 8, t = lane % 4) are 16-byte
 /// words that hold, per block j of 32 columns, columns 32j + 4t … + 3 in the low and 32j + 16 + 4t
 /// … + 3 in the high nibbles (4 bits), or as two 4-byte words (8 bits): the operand order of
-/// mma.m16n8k32. Groups past the end of a row have codes of zero bits.
+/// mma.m16n8k32. kSuper4 has two blocks in two words, in the low and in the high nibbles, so that a
+/// block's codes can be used where they lie. Groups past the end of a row have codes of zero bits.
 struct DeviceMatrix {
   const std::byte* units = nullptr;  // (tiles, segments, unit_bytes)
   MatrixKind kind = MatrixKind::kGroup4;

@@ -4,6 +4,23 @@
 #include "runtime/ops/step_kernel_cuda.cuh"
 
 namespace assay::cuda {
+
+#define ASSAY_STEP_KERNEL(type, head_dim)                                                   \
+  extern template void launch_step_as<CacheType::type, head_dim>(const StepArguments&, int, \
+                                                                 cudaStream_t)
+ASSAY_STEP_KERNEL(kF16, 32);
+ASSAY_STEP_KERNEL(kF16, 64);
+ASSAY_STEP_KERNEL(kF16, 128);
+ASSAY_STEP_KERNEL(kF16, 256);
+ASSAY_STEP_KERNEL(kBF16, 32);
+ASSAY_STEP_KERNEL(kBF16, 64);
+ASSAY_STEP_KERNEL(kBF16, 128);
+ASSAY_STEP_KERNEL(kBF16, 256);
+ASSAY_STEP_KERNEL(kF32, 32);
+ASSAY_STEP_KERNEL(kF32, 64);
+ASSAY_STEP_KERNEL(kF32, 128);
+#undef ASSAY_STEP_KERNEL
+
 namespace {
 
 constexpr int kSumBytes = 8 * 1024;  // segment sums, about
