@@ -54,15 +54,26 @@ int step_work_bytes(const StepStage& stage) {
       .bytes;
 }
 
-int step_ring_bytes(int shared_bytes, int work_bytes) {
-  return std::max(0, (shared_bytes - step::rings_at(work_bytes)) / step::kWarps / 128 * 128);
+int step_ring_bytes(int shared_bytes, int work_bytes, int n_streams) {
+  const int left = shared_bytes - step::rings_at(work_bytes) -
+                   n_streams * static_cast<int>(sizeof(WeightStream));
+  return std::max(0, left / step::kWarps / 128 * 128);
 }
 
 int step_part_bytes(const DeviceMatrix& m) {
   return m.header_bytes + part_groups(m.kind) * words_per_group(m.kind) * 16;
 }
 
-int step_part_groups(MatrixKind kind) { return part_groups(kind); }
+WeightStream step_stream(const DeviceMatrix& m, int begin, int end) {
+  WeightStream stream;
+  stream.units = unit_at(m, begin, 0);
+  stream.n_units = (end - begin) * m.segments;
+  stream.unit_bytes = m.unit_bytes;
+  stream.first_bytes = step_part_bytes(m);
+  stream.rest_bytes = stream.first_bytes - m.header_bytes;
+  stream.parts = kSegmentGroups / part_groups(m.kind);
+  return stream;
+}
 
 int step_chunk_tiles(const DeviceMatrix& m, int granule) {
   return std::max(1, kSumBytes / (m.segments * kTileRows * 4) / granule) * granule;

@@ -51,17 +51,15 @@ struct alignas(16) StepStage {
 /// Bytes of such a vector.
 int step_input_bytes(int columns);
 
-/// The weights that one thread block reads in one linear stage: units one after the other.
+/// The weights that one thread block reads in one linear stage: units one after the other, which
+/// its warps take in turn. A unit comes in pieces, the first with the header.
 struct alignas(16) WeightStream {
   const std::byte* units = nullptr;
   int32_t n_units = 0;
   int32_t unit_bytes = 0;
-  int32_t header_bytes = 0;
-  int32_t group_bytes = 0;
-  int32_t segments = 0;
-  int32_t segment_step = 0;  // StepLinearLayout's
-  int32_t last_groups = 0;   // of a row's last segment, 1 to 4
-  int32_t part_groups = 0;   // of one copy
+  int32_t first_bytes = 0;
+  int32_t rest_bytes = 0;
+  int32_t parts = 0;
 };
 
 /// When a stage began and ended on one thread block, nanoseconds.
@@ -98,13 +96,13 @@ StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles);
 int step_work_bytes(const StepStage& stage);
 
 /// Bytes of a warp's ring if a multiprocessor has `shared_bytes` for one thread block.
-int step_ring_bytes(int shared_bytes, int work_bytes);
+int step_ring_bytes(int shared_bytes, int work_bytes, int n_streams);
 
 /// Largest piece of a matrix that must fit into a warp's ring.
 int step_part_bytes(const DeviceMatrix& matrix);
 
-/// Groups of 128 columns of one such piece.
-int step_part_groups(MatrixKind kind);
+/// What a thread block reads of tiles begin … end of a matrix.
+WeightStream step_stream(const DeviceMatrix& matrix, int begin, int end);
 
 /// Tiles of a thread block whose segment sums are kept at a time; a multiple of `granule`.
 int step_chunk_tiles(const DeviceMatrix& matrix, int granule);

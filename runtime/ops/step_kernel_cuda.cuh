@@ -22,7 +22,7 @@ void launch_step_as(const StepArguments& arguments, int grid, cudaStream_t strea
 
 namespace step {
 
-inline constexpr int kWarps = 16;  // that compute; one more streams weights
+inline constexpr int kWarps = 16;
 inline constexpr int kThreads = kWarps * 32;
 inline constexpr int kEntries = 8;         // pieces of weights on their way to one warp, at most
 inline constexpr int kHeldBlocks = 2;      // of 256 columns that a warp keeps in registers
@@ -40,23 +40,29 @@ struct StageRecord {
 struct StepConstants {
   StepArguments arguments;
   int32_t position, sequence;
-  int32_t rings;  // where the warps' rings begin
-  int32_t grid;   // thread blocks
+  int32_t rings;        // where the warps' rings begin
+  int32_t streams;      // where the WeightStreams of the thread block lie
+  int32_t least_piece;  // bytes that a piece takes of a ring
+  int32_t grid;         // thread blocks
 };
 
 /// Where a warp is: in its stream of weights, and in the stages.
 struct alignas(16) WarpState {
-  uint32_t entry, offset;
-  int32_t record;  // where the record of the stage lies
-  int32_t begin;   // first tile of the chunk; attention: arrivals that it counts for
+  const std::byte* source;     // of the piece to ask for next
+  int32_t stream;              // the stage after that, among the linear ones
+  int32_t units_left;          // of that stage to ask for
+  int32_t part;                // of the unit
+  uint32_t asked, ask_offset;  // pieces asked for, and where the next will lie in the ring
+  uint32_t room;               // bytes of the ring that are free
+  uint32_t taken, offset;      // pieces that were used, and where the next lies
+  int32_t record;              // where the record of the stage lies
+  int32_t begin;               // first tile of the chunk; attention: arrivals that it counts for
 };
 
 // Shared memory: barriers, how far each warp is, zeros, stage records, then what a stage works
-// with, then the warps' rings.
+// with, then the warps' rings, then what they read in all stages.
 inline constexpr int kFullAt = 0;
-inline constexpr int kEmptyAt = kFullAt + kWarps * kEntries * 8;
-inline constexpr int kUsedAt = kEmptyAt + kWarps * kEntries * 8;
-inline constexpr int kStatesAt = kUsedAt + kWarps * kEntries * 4;
+inline constexpr int kStatesAt = kFullAt + kWarps * kEntries * 8;
 inline constexpr int kConstantsAt = kStatesAt + kWarps * static_cast<int>(sizeof(WarpState));
 inline constexpr int kZerosAt =
     kConstantsAt + align_up(static_cast<int>(sizeof(StepConstants)), 16);
@@ -139,150 +145,136 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ bool test_barrier(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 /// Where the next piece of a stream lies in a warp's ring: behind the one before, at the start
-/// again where it would pass the end. `offset` moves on. The streaming warp and the other go
-/// through the same sequence. A piece takes so much that no more than kEntries fit.
+/// again where it would pass the end. `offset` moves on. Adds the bytes that the ring gives to
+/// `bytes_taken`.
 __device__ __forceinline__ uint32_t take_piece(uint32_t& offset, uint32_t bytes,
-                                               uint32_t ring_bytes) {
-  const uint32_t least = (ring_bytes / kEntries + 127) / 128 * 128;
-  bytes = max((bytes + 127) / 128 * 128, least);
-  const uint32_t at = offset + bytes > ring_bytes ? 0 : offset;
+                                               uint32_t ring_bytes, uint32_t least,
+                                               uint32_t& bytes_taken) {
+  bytes = max((bytes + 127) / 128 * 128, least);  // so that no more than kEntries fit
+  const bool wraps = offset + bytes > ring_bytes;
+  bytes_taken = bytes + (wraps ? ring_bytes - offset : 0);
+  const uint32_t at = wraps ? 0 : offset;
   offset = at + bytes;
   return at;
 }
 
-/// Lane w of the streaming warp feeds warp w: it asks for the next piece as soon as the ring of
-/// that warp has room, whatever stage it belongs to. No lane waits for itself: a round does what
-/// can be done for each warp, or else one that is ahead would hold up another.
-__device__ __forceinline__ void stream_weights() {
-  const StepArguments& a = constants().arguments;
-  const int lane = Thread().lane, warp = lane % kWarps;
-  const uint32_t full = shared_address(shared_at(kFullAt)) + warp * kEntries * 8;
-  const uint32_t empty = shared_address(shared_at(kEmptyAt)) + warp * kEntries * 8;
-  auto* used_at = reinterpret_cast<uint32_t*>(shared_at(kUsedAt)) + warp * kEntries;
-  const uint32_t ring = shared_address(shared_at(rings_at(a.work_bytes))) + warp * a.ring_bytes;
-  const auto ring_bytes = static_cast<uint32_t>(a.ring_bytes);
-  uint64_t once;  // weights are read once per step: they leave the cache first
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-  // Of the ring, bytes that were taken and freed since the start, wrapping.
-  uint32_t offset = 0, used = 0, freed = 0;
-  uint32_t entry = 0, tail = 0, to = 0;
-  WeightStream stream{}, next = a.streams[blockIdx.x];
-  int i = -1, unit = 0, segment = 0, part = 0;
-  const std::byte* source = nullptr;
-  bool working = lane < kWarps, placed = false;
-  while (__any_sync(0xffffffffu, working)) {
-    bool progress = false;
-    if (working && unit >= stream.n_units) {
-      progress = true;
-      if (++i == a.n_streams) {
-        working = false;
-      } else {
-        stream = next;
-        if (i + 1 < a.n_streams)
-          next = a.streams[static_cast<size_t>(i + 1) * constants().grid + blockIdx.x];
-        unit = warp;
-        segment = warp % stream.segments;
-        source = stream.units + static_cast<size_t>(unit) * stream.unit_bytes;
-      }
-    } else if (working) {
-      const int header = part == 0 ? stream.header_bytes : 0;
-      if (!placed) {
-        const uint32_t before = offset;
-        const uint32_t at = take_piece(
-            offset, static_cast<uint32_t>(header + stream.part_groups * stream.group_bytes),
-            ring_bytes);
-        used += at == before ? offset - before : ring_bytes - before + offset;
-        to = ring + at;
-      }
-      placed = true;
-      if (used - freed > ring_bytes || entry - tail == kEntries) {
-        progress = test_barrier(empty + tail % kEntries * 8, tail / kEntries & 1);
-        if (progress) freed = used_at[tail++ % kEntries];
-      } else {
-        progress = true;
-        used_at[entry % kEntries] = used;
-        const int groups = segment + 1 == stream.segments ? stream.last_groups : kSegmentGroups;
-        const int inside = max(0, min(stream.part_groups, groups - part * stream.part_groups));
-        const auto bytes = static_cast<uint32_t>(header + inside * stream.group_bytes);
-        const uint32_t barrier = full + entry % kEntries * 8;
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                     : "memory");
-        if (bytes != 0)
-          asm volatile(
-              "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-              "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-              "l"(source), "r"(bytes), "r"(barrier), "l"(once)
-              : "memory");
-        source += bytes;
-        ++entry;
-        placed = false;
-        if (++part * stream.part_groups >= kSegmentGroups) {
-          part = 0;
-          unit += kWarps;
-          segment += stream.segment_step;
-          if (segment >= stream.segments) segment -= stream.segments;
-          source = stream.units + static_cast<size_t>(unit) * stream.unit_bytes;
-        }
-      }
-    }
-    if (!__any_sync(0xffffffffu, progress)) __nanosleep(40);
-  }
-}
-
-/// A warp's side of its ring.
-template <MatrixKind kKind>
+/// A warp's ring of weights. The warp asks for the next piece as soon as there is room, whatever
+/// stage it belongs to.
 class StreamRing {
  public:
-  __device__ __forceinline__ StreamRing(int header_bytes, const WarpState& state, int warp,
-                                        int lane)
-      : memory_(constants().rings + warp * constants().arguments.ring_bytes),
+  __device__ __forceinline__ StreamRing(const WarpState& state, int warp, int lane)
+      : state_(state),
+        stream_(stream_at(max(state.stream - 1, 0))),
+        memory_(constants().rings + warp * constants().arguments.ring_bytes),
         barriers_(shared_address(shared_at(kFullAt)) + static_cast<uint32_t>(warp) * kEntries * 8),
         ring_bytes_(static_cast<uint32_t>(constants().arguments.ring_bytes)),
-        header_bytes_(static_cast<uint32_t>(header_bytes)),
-        lane_(lane),
-        entry_(state.entry),
-        offset_(state.offset) {}
-  /// Keeps how far the warp is in its stream.
+        least_(static_cast<uint32_t>(constants().least_piece)),
+        warp_(warp),
+        lane_(lane) {}
+  /// Keeps where the warp is in its stream.
   __device__ __forceinline__ void save(WarpState& state) const {
-    if (lane_ == 0) *reinterpret_cast<uint2*>(&state.entry) = make_uint2(entry_, offset_);
+    if (lane_ == 0) {
+      state.source = state_.source;
+      state.stream = state_.stream;
+      state.units_left = state_.units_left;
+      state.part = state_.part;
+      state.asked = state_.asked;
+      state.ask_offset = state_.ask_offset;
+      state.room = state_.room;
+      state.taken = state_.taken;
+      state.offset = state_.offset;
+    }
     __syncwarp();
   }
 
-  __device__ __forceinline__ const uint4* wait(bool first) {
-    const uint32_t header = first ? header_bytes_ : 0;
-    at_ = memory_ + static_cast<int>(take_piece(offset_, header + kPartBytes, ring_bytes_));
-    wait_barrier(barriers_ + entry_ % kEntries * 8, entry_ / kEntries & 1);
-    return reinterpret_cast<const uint4*>(shared_at(at_ + static_cast<int>(header)));
+  /// Asks for pieces while there is room.
+  __device__ __forceinline__ void ask() {
+#pragma unroll 1
+    while (true) {
+      while (state_.units_left == 0) {
+        if (state_.stream == constants().arguments.n_streams) return;
+        stream_ = stream_at(state_.stream++);
+        state_.units_left = (stream_.n_units - warp_ + kWarps - 1) / kWarps;
+        state_.source = stream_.units + warp_ * stream_.unit_bytes;
+      }
+      const auto bytes =
+          static_cast<uint32_t>(state_.part == 0 ? stream_.first_bytes : stream_.rest_bytes);
+      uint32_t offset = state_.ask_offset, taken;
+      const uint32_t at = take_piece(offset, bytes, ring_bytes_, least_, taken);
+      if (taken > state_.room || state_.asked - state_.taken == kEntries) return;
+      state_.room -= taken;
+      state_.ask_offset = offset;
+      if (lane_ == 0) {
+        const uint32_t barrier = barriers_ + state_.asked % kEntries * 8;
+        uint64_t once;  // weights are read once per step: they leave the cache first
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                     : "memory");
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared_at(memory_)) + at),
+            "l"(state_.source), "r"(bytes), "r"(barrier), "l"(once)
+            : "memory");
+      }
+      __syncwarp();
+      ++state_.asked;
+      state_.source += bytes;
+      if (++state_.part == stream_.parts) {
+        state_.part = 0;
+        --state_.units_left;
+        state_.source += (kWarps - 1) * stream_.unit_bytes;
+      }
+    }
   }
-  __device__ __forceinline__ const uint8_t* header() const { return shared_at(at_); }
+
+  /// Waits for the next piece, `bytes` long, and gives it.
+  __device__ __forceinline__ const uint8_t* wait(uint32_t bytes) {
+    const uint32_t at = take_piece(state_.offset, bytes, ring_bytes_, least_, piece_);
+    wait_barrier(barriers_ + state_.taken % kEntries * 8, state_.taken / kEntries & 1);
+    return shared_at(memory_ + static_cast<int>(at));
+  }
+  /// Hands back the piece.
   __device__ __forceinline__ void release() {
     __syncwarp();
-    if (lane_ == 0)
-      asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barriers_ + (kEmptyAt - kFullAt) +
-                                                               entry_ % kEntries * 8)
-                   : "memory");
-    ++entry_;
+    state_.room += piece_;
+    ++state_.taken;
+    ask();
   }
+
+ private:
+  __device__ __forceinline__ static const WeightStream& stream_at(int stream) {
+    return reinterpret_cast<const WeightStream*>(shared_at(constants().streams))[stream];
+  }
+
+  WarpState state_;
+  WeightStream stream_;  // of what is asked for
+  int memory_;
+  uint32_t barriers_, ring_bytes_, least_;
+  int warp_, lane_;
+  uint32_t piece_ = 0;
+};
+
+/// The units of one stage in it.
+template <MatrixKind kKind>
+class UnitRing {
+ public:
+  __device__ __forceinline__ UnitRing(StreamRing& ring, int header_bytes)
+      : ring_(ring), header_bytes_(header_bytes) {}
+  __device__ __forceinline__ const uint4* wait(bool first) {
+    const int header = first ? header_bytes_ : 0;
+    piece_ = ring_.wait(static_cast<uint32_t>(header) + kPartBytes);
+    return reinterpret_cast<const uint4*>(piece_ + header);
+  }
+  __device__ __forceinline__ const uint8_t* header() const { return piece_; }
+  __device__ __forceinline__ void release() { ring_.release(); }
 
  private:
   static constexpr uint32_t kPartBytes =
       static_cast<uint32_t>(kPartGroups<kKind> * kWords<kKind> * 32 * 16);
-  int memory_;
-  uint32_t barriers_, ring_bytes_, header_bytes_;
-  int lane_;
-  uint32_t entry_, offset_;
-  int at_ = 0;
+  StreamRing& ring_;
+  int header_bytes_;
+  const uint8_t* piece_ = nullptr;
 };
 
 // Between stages. Results of a thread block are visible to those that saw its arrival.
@@ -470,7 +462,8 @@ __device__ __forceinline__ void run_units() {
   const int segments = at.segments, step = at.segment_step;
   const int before = (state.begin - share_at(record).begin) * segments;
   const int end = min(at.chunk_tiles, share_at(record).end - state.begin) * segments;
-  StreamRing<kKind> ring(m.header_bytes, state, warp, lane);
+  StreamRing stream(state, warp, lane);
+  UnitRing<kKind> ring(stream, m.header_bytes);
   const Inputs inputs(shared_at(kWorkAt), at.inputs, m.groups, 0, 0, kZerosAt - kWorkAt, lane);
   int unit = static_cast<int>(static_cast<uint32_t>(warp - before) % kWarps);
   int segment = unit - segments * (unit * at.inverse_segments >> 16);
@@ -490,7 +483,7 @@ __device__ __forceinline__ void run_units() {
   }
   if (worst >= 0x7f800000u)
     report_fault(stage.linear.fault, stage.linear.fault_op, 0, __uint_as_float(worst));
-  ring.save(state);
+  stream.save(state);
 }
 
 /// Results of the chunk's tiles from their segment sums.
@@ -941,28 +934,49 @@ __device__ __forceinline__ bool end_stage() {
 #endif
 
 template <CacheType kType, int kHeadDim>
-__global__ __launch_bounds__(kThreads + 32,
+__global__ __launch_bounds__(kThreads,
                              1) void step_kernel(const __grid_constant__ StepArguments a) {
 #if __CUDA_ARCH__ >= 900
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * kWarps * kEntries; i += kThreads + 32)
+  for (int i = static_cast<int>(threadIdx.x); i < kWarps * kEntries; i += kThreads)
     init_barrier(shared_address(shared_at(kFullAt + i * 8)));
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   if (threadIdx.x < kZeroBytes / 4)
     reinterpret_cast<uint32_t*>(shared_at(kZerosAt))[threadIdx.x] = 0;
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  if (warp == 0) {
-    if (lane < kWarps) state_of(lane) = {0, 0, record_of(0), 0};
+  const int rings = rings_at(a.work_bytes), streams = rings + kWarps * a.ring_bytes;
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * a.n_streams; i += kThreads)
+    copy_async(streams + i * 16,
+               reinterpret_cast<const uint8_t*>(a.streams + static_cast<size_t>(i / 2) * gridDim.x +
+                                                blockIdx.x) +
+                   i % 2 * 16);
+  if (threadIdx.x < 32) {
+    const int lane = static_cast<int>(threadIdx.x);
+    if (lane < kWarps) {
+      WarpState state{};
+      state.room = static_cast<uint32_t>(a.ring_bytes);
+      state.record = record_of(0);
+      state_of(lane) = state;
+    }
     if (lane == 0)
       *reinterpret_cast<StepConstants*>(shared_at(kConstantsAt)) = {
-          a, __ldcg(a.positions), __ldcg(a.sequences), rings_at(a.work_bytes),
+          a,
+          __ldcg(a.positions),
+          __ldcg(a.sequences),
+          rings,
+          streams,
+          align_up(a.ring_bytes / kEntries, 128),
           static_cast<int32_t>(gridDim.x)};
     __syncwarp();
     fetch_record(lane, 0);
-    asm volatile("cp.async.wait_all;" ::: "memory");
   }
+  asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
-  if (warp == kWarps) return stream_weights();
+  {
+    const Thread me;
+    StreamRing ring(state_of(me.warp), me.warp, me.lane);
+    ring.ask();
+    ring.save(state_of(me.warp));
+  }
 #pragma unroll 1
   do {
     begin_stage();
@@ -980,8 +994,9 @@ __global__ __launch_bounds__(kThreads + 32,
 template <CacheType kType, int kHeadDim>
 void launch_step_as(const StepArguments& arguments, int grid, cudaStream_t stream) {
   const auto* kernel = reinterpret_cast<const void*>(step::step_kernel<kType, kHeadDim>);
-  const int shared_bytes =
-      step::rings_at(arguments.work_bytes) + step::kWarps * arguments.ring_bytes;
+  const int shared_bytes = step::rings_at(arguments.work_bytes) +
+                           step::kWarps * arguments.ring_bytes +
+                           arguments.n_streams * static_cast<int>(sizeof(WeightStream));
   ASSAY_CUDA(configure_shared(kernel, shared_bytes));
   cudaLaunchAttribute attribute{};
   attribute.id =
@@ -989,7 +1004,7 @@ void launch_step_as(const StepArguments& arguments, int grid, cudaStream_t strea
   attribute.val.cooperative = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(step::kThreads + 32);
+  config.blockDim = dim3(step::kThreads);
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;

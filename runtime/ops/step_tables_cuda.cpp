@@ -3,23 +3,6 @@
 #include <algorithm>
 
 namespace assay::cuda {
-namespace {
-
-WeightStream stream_of(const DeviceMatrix& m, const BlockShare& share) {
-  WeightStream stream;
-  stream.units = unit_at(m, share.begin, 0);
-  stream.n_units = (share.end - share.begin) * m.segments;
-  stream.unit_bytes = m.unit_bytes;
-  stream.header_bytes = m.header_bytes;
-  stream.group_bytes = words_per_group(m.kind) * 16;
-  stream.segments = m.segments;
-  stream.segment_step = step_linear_layout(m, 1).segment_step;
-  stream.last_groups = m.groups - (m.segments - 1) * kSegmentGroups;
-  stream.part_groups = step_part_groups(m.kind);
-  return stream;
-}
-
-}  // namespace
 
 std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& all, int n_blocks,
                                    int granule) {
@@ -127,8 +110,8 @@ void StepTables::deal_last(int granule) {
   shares.resize(blocks);
   std::copy(shares.begin(), shares.end(), shares_.end() - limits_.multiprocessors);
   for (size_t b = 0; b < blocks; ++b)
-    streams_[streams_.size() - blocks + b] =
-        stream_of(matrices[static_cast<size_t>(shares[b].matrix)], shares[b]);
+    streams_[streams_.size() - blocks + b] = step_stream(
+        matrices[static_cast<size_t>(shares[b].matrix)], shares[b].begin, shares[b].end);
   stage.layout = step_linear_layout(matrices.front(), chunk_tiles);
   work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
 }
@@ -154,8 +137,7 @@ void StepTables::add_attention(const AttentionArguments& attention) {
 }
 
 bool StepTables::can_run() const {
-  return limits_.major >= 9 && has_kernels_ &&
-         step_ring_bytes(limits_.block_shared, work_bytes_) >= part_bytes_;
+  return limits_.major >= 9 && has_kernels_ && sizes().ring_bytes >= part_bytes_;
 }
 
 StepArguments StepTables::sizes() const {
@@ -164,7 +146,7 @@ StepArguments StepTables::sizes() const {
   a.n_streams =
       static_cast<int32_t>(streams_.size() / static_cast<size_t>(limits_.multiprocessors));
   a.work_bytes = work_bytes_;
-  a.ring_bytes = step_ring_bytes(limits_.block_shared, work_bytes_);
+  a.ring_bytes = step_ring_bytes(limits_.block_shared, work_bytes_, a.n_streams);
   if (head_dim_ != 0) {
     a.cache_type = cache_type_;
     a.head_dim = head_dim_;
