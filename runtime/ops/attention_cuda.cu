@@ -47,24 +47,10 @@ __device__ __forceinline__ void merge_segments(const AttentionArguments& a, cons
     float before = __uint_as_float(0xff800000u);
     for (int base = 0; base < n_segments; base += 32) {
       const int s = base + lane;
-      const float* from = partial + (static_cast<size_t>(head) * a.max_segments + s) * stride;
-      const float m = s < n_segments ? __ldcg(from) : __uint_as_float(0xff800000u);
-      const float l = s < n_segments ? __ldcg(from + 1) : 0.0f;
-      float running = m;
-#pragma unroll
-      for (int step = 1; step < 32; step <<= 1) {
-        const float other = __shfl_up_sync(0xffffffffu, running, step);
-        if (lane >= step) running = fmaxf(running, other);
-      }
-      running = fmaxf(running, before);
-      float previous = __shfl_up_sync(0xffffffffu, running, 1);
-      if (lane == 0) previous = before;
-      if (s < n_segments)
-        coefficients[head * a.max_segments + s] =
-            s == 0 ? make_float4(0.0f, 0.0f, l, 0.0f)
-                   : make_float4(exp_canonical(__fsub_rn(previous, running)),
-                                 exp_canonical(__fsub_rn(m, running)), l, 0.0f);
-      before = __shfl_sync(0xffffffffu, running, 31);
+      const float4 factors =
+          merge_factors(partial + (static_cast<size_t>(head) * a.max_segments + s) * stride,
+                        s < n_segments, s == 0, lane, before);
+      if (s < n_segments) coefficients[head * a.max_segments + s] = factors;
     }
   }
   __syncthreads();

@@ -214,13 +214,16 @@ struct KeyRows {
   using Row = Packed<kType, kPerLane>;
   Row rows[kKeys];
 
-  /// Rows past `last_key` are read as that one, or as the first.
+  /// Rows past `last_key` are read as that one; without any they are 0.
   __device__ __forceinline__ void load(const typename Element<kType>::Type* segment, int first_key,
                                        int last_key, int head_dim, int lane) {
 #pragma unroll
-    for (int j = 0; j < kKeys; ++j)
-      rows[j] = Row::from_global(segment + max(0, min(first_key + j, last_key)) * head_dim +
-                                 lane * kPerLane);
+    for (int j = 0; j < kKeys; ++j) {
+      rows[j] = Row{};
+      if (last_key >= 0)
+        rows[j] =
+            Row::from_global(segment + min(first_key + j, last_key) * head_dim + lane * kPerLane);
+    }
   }
 };
 
@@ -282,6 +285,28 @@ __device__ __forceinline__ void decode_scores(const AttentionArguments& a, const
 #pragma unroll 1
   for (; query < queries.n; ++query)
     scores_of<kType, kPerLane, kKeys, 1>(a, queries, keys, query, first_key, head_dim, seen, lane);
+}
+
+/// With what a lane's segment, of 32 in ascending order, is merged into those before it: l·x + z·y
+/// for l, and likewise for o; for the first of all, l = z. `from` are its m and l; `there` tells
+/// whether there is such a segment. `largest` is the largest m before these 32, and then of all.
+__device__ __forceinline__ float4 merge_factors(const float* from, bool there, bool first, int lane,
+                                                float& largest) {
+  const float m = there ? __ldcg(from) : __uint_as_float(0xff800000u);
+  const float l = there ? __ldcg(from + 1) : 0.0f;
+  float running = m;
+#pragma unroll
+  for (int step = 1; step < 32; step <<= 1) {
+    const float other = __shfl_up_sync(0xffffffffu, running, step);
+    if (lane >= step) running = fmaxf(running, other);
+  }
+  running = fmaxf(running, largest);
+  float previous = __shfl_up_sync(0xffffffffu, running, 1);
+  if (lane == 0) previous = largest;
+  largest = __shfl_sync(0xffffffffu, running, 31);
+  if (first || !there) return make_float4(0.0f, 0.0f, l, 0.0f);
+  return make_float4(exp_canonical(__fsub_rn(previous, running)),
+                     exp_canonical(__fsub_rn(m, running)), l, 0.0f);
 }
 
 /// o of one segment for kDims dimensions from `values` on, a chain over ascending keys each. Rows

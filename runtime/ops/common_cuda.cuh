@@ -96,9 +96,11 @@ struct GroupTarget {
 inline constexpr uint32_t kLargestActivation = (241u << 23) | 0x7efe00u;
 
 /// Without a look at whether the group may be quantized: it may not if the result, the bits of its
-/// largest magnitude, is above kLargestActivation. No branch, so that several groups overlap.
+/// largest magnitude, is above kLargestActivation. No branch, so that several groups overlap;
+/// stores nothing unless `stores`.
 __device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4], int group,
-                                                             int lane, const GroupTarget& out) {
+                                                             int lane, const GroupTarget& out,
+                                                             bool stores = true) {
   uint32_t top = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) top = max(top, __float_as_uint(y[i]) & 0x7fffffffu);
@@ -120,22 +122,24 @@ __device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4]
   int low_sum = __dp4a(static_cast<int>(low), 0x01010101, 0);
   const int base =
       (group * 2 + lane / 16) * 32 + (lane % 4) * 4 + (lane % 16) / 8 * 2 + (lane % 8) / 4;
-  out.planes[base] = high;
-  out.planes[base + 16] = low;
+  if (stores) {
+    out.planes[base] = high;
+    out.planes[base + 16] = low;
+  }
 #pragma unroll
   for (int mask = 1; mask <= 2; mask <<= 1) {
     high_sum += __shfl_xor_sync(0xffffffffu, high_sum, mask);
     low_sum += __shfl_xor_sync(0xffffffffu, low_sum, mask);
   }
-  if (lane % 4 == 0)
+  if (stores && lane % 4 == 0)
     out.sums16[group * 8 + lane / 4] =
         (high_sum & 0xffff) | static_cast<int>(static_cast<uint32_t>(low_sum) << 16);
   int sum = 256 * high_sum + low_sum;
   sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-  if (lane % 8 == 0) out.sums32[group * 4 + lane / 8] = sum;
+  if (stores && lane % 8 == 0) out.sums32[group * 4 + lane / 8] = sum;
   sum += __shfl_xor_sync(0xffffffffu, sum, 8);
   sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-  if (lane == 0) {
+  if (stores && lane == 0) {
     out.sums128[group] = sum;
     out.scales[group] = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
   }

@@ -140,14 +140,15 @@ __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, c
                               });
 #pragma unroll
   for (int g = 0; g < kSegmentGroups; ++g) {
-    if (first + g >= m.groups) break;
+    const bool there = first + g < m.groups;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = acc[half];
 #pragma unroll
       for (int i = 0; i < kTerms<kKind, kPieces>; ++i)
         sum = __fmaf_rn(values[half][i], factors[half][i], sum);
-      acc[half] = __shfl_sync(0xffffffffu, sum, (lane & 28) | g);
+      sum = __shfl_sync(0xffffffffu, sum, (lane & 28) | g);
+      if (there) acc[half] = sum;
     }
   }
 }

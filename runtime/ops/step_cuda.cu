@@ -57,7 +57,7 @@ int step_work_bytes(const StepStage& stage) {
 int step_ring_bytes(int shared_bytes, int work_bytes, int n_streams) {
   const int left = shared_bytes - step::rings_at(work_bytes) -
                    n_streams * static_cast<int>(sizeof(WeightStream));
-  return std::max(0, left / step::kWarps / 128 * 128);
+  return std::clamp(left / step::kWarps / 128 * 128, 0, step::kEntries * step::kLeastPiece);
 }
 
 int step_part_bytes(const DeviceMatrix& m) {

@@ -8,10 +8,11 @@
 #include "runtime/ops/linear_cuda.h"
 
 // A whole decode step of one token in one kernel: linear layers and attention one after the other,
-// bits of ops/linear.h and ops/attention.h. One thread block stays on each multiprocessor. A warp
-// of it streams the weights of all stages through a ring in shared memory without regard to what
-// the others wait for; between stages the thread blocks wait for each other by counters in memory,
-// while the ring fills. Needs compute capability 9.0 (bulk copies).
+// bits of ops/linear.h and ops/attention.h. One thread block stays on each multiprocessor. Each
+// warp of it streams the weights of all stages through a ring of its own in shared memory, and asks
+// for those of later stages as soon as there is room; between stages the thread blocks wait for
+// each other by counters in memory, while the rings fill. Needs compute capability 9.0 (bulk
+// copies).
 
 namespace assay::cuda {
 

@@ -11,8 +11,10 @@
 // size; each in a file of its own, step_*_cuda.cu.
 //
 // Local memory is slow here: what spills goes to the L2 cache, as next to nothing is left of L1. So
-// what a stage needs is computed ahead on the host, shared memory is addressed from its base, and
-// nothing lives in registers around the functions that are called.
+// what a stage needs is computed ahead on the host; shared memory is addressed from its base;
+// everything is inlined, as callers would keep registers from functions; the thread's index is read
+// anew in each part, so that nothing that follows from it is kept around all stages; and no array
+// is written on one path alone, or it would take registers on all.
 
 namespace assay::cuda {
 
@@ -24,9 +26,10 @@ namespace step {
 
 inline constexpr int kWarps = 16;
 inline constexpr int kThreads = kWarps * 32;
-inline constexpr int kEntries = 8;         // pieces of weights on their way to one warp, at most
-inline constexpr int kHeldBlocks = 2;      // of 256 columns that a warp keeps in registers
-inline constexpr int kMergeSegments = 32;  // attention segments merged at a time
+inline constexpr int kEntries = 8;            // pieces of weights on their way to one warp, at most
+inline constexpr int kLeastPiece = 3 * 1024;  // bytes
+inline constexpr int kHeldBlocks = 2;         // of 256 columns that a warp keeps in registers
+inline constexpr int kMergeSegments = 32;     // attention segments merged at a time
 
 __host__ __device__ constexpr int align_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 
@@ -40,10 +43,9 @@ struct StageRecord {
 struct StepConstants {
   StepArguments arguments;
   int32_t position, sequence;
-  int32_t rings;        // where the warps' rings begin
-  int32_t streams;      // where the WeightStreams of the thread block lie
-  int32_t least_piece;  // bytes that a piece takes of a ring
-  int32_t grid;         // thread blocks
+  int32_t rings;    // where the warps' rings begin
+  int32_t streams;  // where the WeightStreams of the thread block lie
+  int32_t grid;     // thread blocks
 };
 
 /// Where a warp is: in its stream of weights, and in the stages.
@@ -146,21 +148,19 @@ __device__ __forceinline__ void init_barrier(uint32_t barrier) {
 }
 
 /// Where the next piece of a stream lies in a warp's ring: behind the one before, at the start
-/// again where it would pass the end. `offset` moves on. Adds the bytes that the ring gives to
-/// `bytes_taken`.
-__device__ __forceinline__ uint32_t take_piece(uint32_t& offset, uint32_t bytes,
-                                               uint32_t ring_bytes, uint32_t least,
-                                               uint32_t& bytes_taken) {
-  bytes = max((bytes + 127) / 128 * 128, least);  // so that no more than kEntries fit
+/// again where it would pass the end. `offset` moves on. `given` gets the bytes that the ring gives
+/// for it.
+__device__ __forceinline__ uint32_t place_piece(uint32_t& offset, uint32_t bytes,
+                                                uint32_t ring_bytes, uint32_t& given) {
   const bool wraps = offset + bytes > ring_bytes;
-  bytes_taken = bytes + (wraps ? ring_bytes - offset : 0);
+  given = wraps ? bytes + ring_bytes - offset : bytes;
   const uint32_t at = wraps ? 0 : offset;
   offset = at + bytes;
   return at;
 }
 
-/// A warp's ring of weights. The warp asks for the next piece as soon as there is room, whatever
-/// stage it belongs to.
+/// A warp's ring of weights. Where a piece was used the warp asks for the next one that has room,
+/// whatever stage it belongs to.
 class StreamRing {
  public:
   __device__ __forceinline__ StreamRing(const WarpState& state, int warp, int lane)
@@ -169,11 +169,13 @@ class StreamRing {
         memory_(constants().rings + warp * constants().arguments.ring_bytes),
         barriers_(shared_address(shared_at(kFullAt)) + static_cast<uint32_t>(warp) * kEntries * 8),
         ring_bytes_(static_cast<uint32_t>(constants().arguments.ring_bytes)),
-        least_(static_cast<uint32_t>(constants().least_piece)),
         warp_(warp),
         lane_(lane) {}
-  /// Keeps where the warp is in its stream.
-  __device__ __forceinline__ void save(WarpState& state) const {
+  /// Asks for what there is room for, and keeps where the warp is in its stream.
+  __device__ __forceinline__ void save(WarpState& state) {
+#pragma unroll 1
+    while (ask()) continue;
+    __syncwarp();  // all lanes have read it
     if (lane_ == 0) {
       state.source = state_.source;
       state.stream = state_.stream;
@@ -188,49 +190,9 @@ class StreamRing {
     __syncwarp();
   }
 
-  /// Asks for pieces while there is room.
-  __device__ __forceinline__ void ask() {
-#pragma unroll 1
-    while (true) {
-      while (state_.units_left == 0) {
-        if (state_.stream == constants().arguments.n_streams) return;
-        stream_ = stream_at(state_.stream++);
-        state_.units_left = (stream_.n_units - warp_ + kWarps - 1) / kWarps;
-        state_.source = stream_.units + warp_ * stream_.unit_bytes;
-      }
-      const auto bytes =
-          static_cast<uint32_t>(state_.part == 0 ? stream_.first_bytes : stream_.rest_bytes);
-      uint32_t offset = state_.ask_offset, taken;
-      const uint32_t at = take_piece(offset, bytes, ring_bytes_, least_, taken);
-      if (taken > state_.room || state_.asked - state_.taken == kEntries) return;
-      state_.room -= taken;
-      state_.ask_offset = offset;
-      if (lane_ == 0) {
-        const uint32_t barrier = barriers_ + state_.asked % kEntries * 8;
-        uint64_t once;  // weights are read once per step: they leave the cache first
-        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                     : "memory");
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared_at(memory_)) + at),
-            "l"(state_.source), "r"(bytes), "r"(barrier), "l"(once)
-            : "memory");
-      }
-      __syncwarp();
-      ++state_.asked;
-      state_.source += bytes;
-      if (++state_.part == stream_.parts) {
-        state_.part = 0;
-        --state_.units_left;
-        state_.source += (kWarps - 1) * stream_.unit_bytes;
-      }
-    }
-  }
-
   /// Waits for the next piece, `bytes` long, and gives it.
   __device__ __forceinline__ const uint8_t* wait(uint32_t bytes) {
-    const uint32_t at = take_piece(state_.offset, bytes, ring_bytes_, least_, piece_);
+    const uint32_t at = place_piece(state_.offset, bytes, ring_bytes_, piece_);
     wait_barrier(barriers_ + state_.taken % kEntries * 8, state_.taken / kEntries & 1);
     return shared_at(memory_ + static_cast<int>(at));
   }
@@ -239,7 +201,7 @@ class StreamRing {
     __syncwarp();
     state_.room += piece_;
     ++state_.taken;
-    ask();
+    static_cast<void>(ask());
   }
 
  private:
@@ -247,10 +209,53 @@ class StreamRing {
     return reinterpret_cast<const WeightStream*>(shared_at(constants().streams))[stream];
   }
 
+  /// Asks for the next piece if there is one, and room for it.
+  __device__ __forceinline__ bool ask() {
+    if (state_.units_left == 0) {
+      do {
+        if (state_.stream == constants().arguments.n_streams) return false;
+        stream_ = stream_at(state_.stream++);
+        state_.units_left = (stream_.n_units - warp_ + kWarps - 1) / kWarps;
+      } while (state_.units_left == 0);
+      state_.source = stream_.units + warp_ * stream_.unit_bytes;
+    }
+    if (state_.asked == state_.taken) {  // an empty ring has room for any piece
+      state_.ask_offset = state_.offset = 0;
+      state_.room = ring_bytes_;
+    }
+    const auto bytes =
+        static_cast<uint32_t>(state_.part == 0 ? stream_.first_bytes : stream_.rest_bytes);
+    uint32_t offset = state_.ask_offset, given;
+    const uint32_t at = place_piece(offset, bytes, ring_bytes_, given);
+    if (given > state_.room) return false;
+    state_.room -= given;
+    state_.ask_offset = offset;
+    if (lane_ == 0) {
+      const uint32_t barrier = barriers_ + state_.asked % kEntries * 8;
+      uint64_t once;  // weights are read once per step: they leave the cache first
+      asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+                   : "memory");
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared_at(memory_)) + at),
+          "l"(state_.source), "r"(bytes), "r"(barrier), "l"(once)
+          : "memory");
+    }
+    ++state_.asked;
+    state_.source += bytes;
+    if (++state_.part == stream_.parts) {
+      state_.part = 0;
+      --state_.units_left;
+      state_.source += (kWarps - 1) * stream_.unit_bytes;
+    }
+    return true;
+  }
+
   WarpState state_;
   WeightStream stream_;  // of what is asked for
   int memory_;
-  uint32_t barriers_, ring_bytes_, least_;
+  uint32_t barriers_, ring_bytes_;
   int warp_, lane_;
   uint32_t piece_ = 0;
 };
@@ -320,7 +325,8 @@ __device__ __forceinline__ float load_before(const Thread& me, int record) {
   return row < a.matrices[index].rows ? __ldcg(a.out + a.out_offset[index] + row) : 0.0f;
 }
 
-/// The first results of a share, before they are added to, are kept where outputs would be.
+/// The first results of a share, before they are added to, are kept where outputs would be; by
+/// take_input().
 __device__ __forceinline__ float* outputs_at(const StepLinearLayout& at) {
   return reinterpret_cast<float*>(shared_at(kWorkAt + at.outputs));
 }
@@ -337,20 +343,26 @@ __device__ __forceinline__ void fetch_input(const Thread& me, const StepStage& s
 struct HeldBlock {
   float v[2][4];
 
+  /// `columns` is a multiple of 4; columns past the end are 0.
   __device__ __forceinline__ void load(const float* row, int block, int lane, int columns) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      load_columns(row, 2 * block + half, lane, columns, v[half]);
+    for (int half = 0; half < 2; ++half) {
+      const int first = (2 * block + half) * kGroupColumns + lane * 4;
+      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (first < columns) x = __ldcg(reinterpret_cast<const float4*>(row + first));
+      v[half][0] = x.x, v[half][1] = x.y, v[half][2] = x.z, v[half][3] = x.w;
+    }
   }
 };
 
 /// Quantizes a block of a row into shared memory.
 __device__ __forceinline__ void quantize_block(const HeldBlock& x, int block, int lane, int groups,
                                                const GroupTarget& target, const GemvArguments& a) {
-  uint32_t top[2] = {0, 0};
-  top[0] = quantize_group_unchecked(x.v[0], 2 * block, lane, target);
-  if (2 * block + 1 < groups)
-    top[1] = quantize_group_unchecked(x.v[1], 2 * block + 1, lane, target);
+  uint32_t top[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    top[half] = quantize_group_unchecked(x.v[half], 2 * block + half, lane, target,
+                                         2 * block + half < groups);
 #pragma unroll
   for (int half = 0; half < 2; ++half)
     if (top[half] > kLargestActivation && lane == 0)
@@ -448,8 +460,7 @@ __device__ __forceinline__ void norm_input(const Thread& me, const StepStage& st
   }
 }
 
-/// The warp's units among those of the chunk; their segment sums to shared memory. A function of
-/// its own, with all registers; what it needs lies in shared memory.
+/// The warp's units among those of the chunk; their segment sums to shared memory.
 template <MatrixKind kKind, int kPieces>
 __device__ __forceinline__ void run_units() {
   const Thread me;
@@ -511,13 +522,13 @@ __device__ __forceinline__ void finish_tiles() {
   if (a.epilogue != Epilogue::kSwiGlu) {
     const float* bias = a.bias[index];
     const bool adds = a.epilogue == Epilogue::kAddTo;
-    const bool first_chunk = begin == share_at(record).begin;
+    const bool kept = begin == share_at(record).begin && a.norm_weight == nullptr;
 #pragma unroll 1
     for (int i = me.index; i < n_tiles * kTileRows; i += kThreads) {
       const int row = begin * kTileRows + i;
       if (row >= rows) continue;
       float before = 0.0f;
-      if (adds) before = first_chunk && i < kThreads ? outputs[i] : __ldcg(out + row);
+      if (adds) before = kept && i < kThreads ? outputs[i] : __ldcg(out + row);
       float y = total(i / kTileRows, i % kTileRows);
       if (bias != nullptr) y = __fadd_rn(y, __ldg(bias + row));
       out[row] = adds ? __fadd_rn(before, y) : y;
@@ -663,26 +674,13 @@ __device__ __forceinline__ void merge_all(const Thread& me, const float* partial
 #pragma unroll 1
       for (int head = warp; head < heads; head += kWarps) {
         const int s = base + lane;
-        const float* row = partial + (static_cast<size_t>(head) * max_segments + s) * kStride;
-        const float m = s < n_segments ? __ldcg(row) : __uint_as_float(0xff800000u);
-        const float l_segment = s < n_segments ? __ldcg(row + 1) : 0.0f;
-        const float before = base == 0 ? __uint_as_float(0xff800000u) : maxima[head];
-        float running = m;
-#pragma unroll
-        for (int step = 1; step < 32; step <<= 1) {
-          const float other = __shfl_up_sync(0xffffffffu, running, step);
-          if (lane >= step) running = fmaxf(running, other);
-        }
-        running = fmaxf(running, before);
-        float previous = __shfl_up_sync(0xffffffffu, running, 1);
-        if (lane == 0) previous = before;
-        if (s < n_segments)
-          coefficients[head * kMergeSegments + lane] =
-              s == 0 ? make_float4(0.0f, 0.0f, l_segment, 0.0f)
-                     : make_float4(exp_canonical(__fsub_rn(previous, running)),
-                                   exp_canonical(__fsub_rn(m, running)), l_segment, 0.0f);
+        float largest = base == 0 ? __uint_as_float(0xff800000u) : maxima[head];
+        const float4 factors =
+            merge_factors(partial + (static_cast<size_t>(head) * max_segments + s) * kStride,
+                          s < n_segments, s == 0, lane, largest);
+        if (s < n_segments) coefficients[head * kMergeSegments + lane] = factors;
         __syncwarp();
-        if (lane == 31) maxima[head] = running;
+        if (lane == 0) maxima[head] = largest;
       }
       constexpr int kBatch = 16;
       const int end = min(base + kMergeSegments, n_segments);
@@ -877,6 +875,7 @@ __device__ __forceinline__ void attention_stage() {
       arrivals += heads;
   }
   if (me.lane == 0) state_of(me.warp).begin = arrivals;
+  __syncwarp();
 }
 
 /// Where the record of a stage lies.
@@ -908,27 +907,23 @@ __device__ __forceinline__ void begin_stage() {
 /// After a stage: its results count as arrived. Whether there is another.
 __device__ __forceinline__ bool end_stage() {
   const Thread me;
-  if (me.warp == 0) asm volatile("cp.async.wait_all;" ::: "memory");
-  sync_computing();
   const int record = current_record(me);
   const StepStage& stage = stage_at(record);
-  const int index = stage.index;
+  const int index = stage.index, n_stages = constants().arguments.n_stages;
+  const bool has_share = share_at(record).begin < share_at(record).end;
+  const int arrivals = stage.is_attention != 0 ? state_of(me.warp).begin : has_share ? 1 : 0;
+  int32_t* counter = constants().arguments.arrivals + index;
+  if (me.warp == 0) asm volatile("cp.async.wait_all;" ::: "memory");
+  sync_computing();
   mark(me, index, &StageTimes::stored);
-  if (me.index == 0) {
-    const int arrivals = stage.is_attention != 0                         ? state_of(0).begin
-                         : share_at(record).begin < share_at(record).end ? 1
-                                                                         : 0;
-    if (arrivals > 0)
-      asm volatile(
-          "red.release.gpu.global.add.s32 [%0], %1;" ::"l"(constants().arguments.arrivals + index),
-          "r"(arrivals)
-          : "memory");
-  }
+  if (me.index == 0 && arrivals > 0)
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(arrivals)
+                 : "memory");
   mark(me, index, &StageTimes::end);
   __syncwarp();
   if (me.lane == 0) state_of(me.warp).record = record_of(index + 1);
   __syncwarp();
-  return index + 1 < constants().arguments.n_stages;
+  return index + 1 < n_stages;
 }
 
 #endif
@@ -964,7 +959,6 @@ __global__ __launch_bounds__(kThreads,
           __ldcg(a.sequences),
           rings,
           streams,
-          align_up(a.ring_bytes / kEntries, 128),
           static_cast<int32_t>(gridDim.x)};
     __syncwarp();
     fetch_record(lane, 0);
@@ -974,7 +968,6 @@ __global__ __launch_bounds__(kThreads,
   {
     const Thread me;
     StreamRing ring(state_of(me.warp), me.warp, me.lane);
-    ring.ask();
     ring.save(state_of(me.warp));
   }
 #pragma unroll 1

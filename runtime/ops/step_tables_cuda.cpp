@@ -100,18 +100,25 @@ void StepTables::deal_last(int granule) {
   for (const DeviceMatrix& m : stage.linear.matrices) {
     if (m.units == nullptr) break;
     matrices.push_back(m);
+    has_kernels_ = has_kernels_ && m.columns % 4 == 0;
     const int chunk = step_chunk_tiles(m, granule);
     chunk_tiles = matrices.size() == 1 ? chunk : std::min(chunk_tiles, chunk);
     part_bytes_ = std::max(part_bytes_, step_part_bytes(m));
   }
   std::vector<BlockShare> shares = deal_tiles(matrices, limits_.multiprocessors, granule);
   arrivals_ = static_cast<int32_t>(shares.size());
+  // Thread blocks without a share lie evenly between the others, as some multiprocessors have a
+  // path to memory in common.
   const auto blocks = static_cast<size_t>(limits_.multiprocessors);
-  shares.resize(blocks);
-  std::copy(shares.begin(), shares.end(), shares_.end() - limits_.multiprocessors);
-  for (size_t b = 0; b < blocks; ++b)
-    streams_[streams_.size() - blocks + b] = step_stream(
-        matrices[static_cast<size_t>(shares[b].matrix)], shares[b].begin, shares[b].end);
+  std::fill(shares_.end() - limits_.multiprocessors, shares_.end(), BlockShare{});
+  std::fill(streams_.end() - limits_.multiprocessors, streams_.end(), WeightStream{});
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const BlockShare& share = shares[i];
+    const size_t b = i * blocks / shares.size();
+    shares_[shares_.size() - blocks + b] = share;
+    streams_[streams_.size() - blocks + b] =
+        step_stream(matrices[static_cast<size_t>(share.matrix)], share.begin, share.end);
+  }
   stage.layout = step_linear_layout(matrices.front(), chunk_tiles);
   work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
 }

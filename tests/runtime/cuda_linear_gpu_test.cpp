@@ -56,7 +56,8 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 }
 
 /// Runs `linear` twice in one launch of the kernel for whole steps; the second waits for the first.
-void run_as_stages(const GemvArguments& linear, cudaStream_t stream) {
+/// `smallest_ring`: a warp's ring has room for one piece of the matrix.
+void run_as_stages(const GemvArguments& linear, bool smallest_ring, cudaStream_t stream) {
   const DeviceLimits limits = device_limits();
   StepTables tables(limits, nullptr);
   tables.add_linear(linear, true);
@@ -66,6 +67,7 @@ void run_as_stages(const GemvArguments& linear, cudaStream_t stream) {
                      streams = upload(tables.streams()), arrivals(2 * sizeof(int32_t)),
                      zero = upload(std::vector<int32_t>(1));
   StepArguments a = tables.sizes();
+  if (smallest_ring) a.ring_bytes = step_part_bytes(linear.matrices[0]);
   a.stages = reinterpret_cast<const StepStage*>(stages.data());
   a.shares = reinterpret_cast<const BlockShare*>(shares.data());
   a.streams = reinterpret_cast<const WeightStream*>(streams.data());
@@ -135,10 +137,13 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
     actual = download(out, expected.size());
     EXPECT_TRUE(test::bits_equal(actual, expected)) << "vector kernel";
     if (c.tokens == 1 && device_limits().major >= 9) {
-      ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
-      run_as_stages(a, stream.get());
-      actual = download(out, expected.size());
-      EXPECT_TRUE(test::bits_equal(actual, expected)) << "step kernel";
+      for (const bool smallest_ring : {false, true}) {
+        ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
+        run_as_stages(a, smallest_ring, stream.get());
+        actual = download(out, expected.size());
+        EXPECT_TRUE(test::bits_equal(actual, expected))
+            << "step kernel" << (smallest_ring ? ", smallest ring" : "");
+      }
     }
   }
   const auto groups = static_cast<size_t>(m.groups);
@@ -173,6 +178,41 @@ bool has_kernels(const WeightFormat& format, int64_t group_size) {
   } catch (const UnsupportedError&) {
     return false;
   }
+}
+
+TEST(StepTables, DealsAllTilesEvenlyToTheThreadBlocks) {
+  DeviceMatrix m;
+  m.kind = MatrixKind::kSuper4;
+  m.rows = 112 * kTileRows;
+  m.columns = 512;
+  m.tiles = 112;
+  m.groups = 4;
+  m.segments = 1;
+  set_unit_layout(m);
+  m.units = reinterpret_cast<const std::byte*>(&m);  // read by nobody
+  GemvArguments linear;
+  linear.matrices[0] = m;
+  DeviceLimits limits;
+  limits.major = 9;
+  limits.multiprocessors = 132;
+  limits.block_shared = 227 * 1024;
+  StepTables tables(limits, nullptr);
+  tables.add_linear(linear, true);
+  ASSERT_TRUE(tables.can_run());
+  int next = 0, idle = 0, idle_in_a_row = 0;
+  for (size_t b = 0; b < 132; ++b) {
+    const BlockShare& share = tables.shares()[b];
+    idle_in_a_row = share.begin == share.end ? idle_in_a_row + 1 : 0;
+    idle += idle_in_a_row > 0 ? 1 : 0;
+    EXPECT_LE(idle_in_a_row, 1);
+    EXPECT_EQ(tables.streams()[b].n_units, share.end - share.begin);
+    if (share.begin == share.end) continue;
+    EXPECT_EQ(share.begin, next);
+    EXPECT_EQ(tables.streams()[b].units, unit_at(m, share.begin, 0));
+    next = share.end;
+  }
+  EXPECT_EQ(next, 112);
+  EXPECT_EQ(idle, 20);
 }
 
 TEST(CudaPack, NamesTheFormatThatItHasNoKernelsFor) {
