@@ -13,8 +13,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace assay;
   try {
     const Json config = parse_json({reinterpret_cast<const char*>(data), size}, "fuzz");
-    if (const Json* quantization = config.find("quantization_config")) {
-      fuzz::require(read_quantization_config(*quantization, "fuzz") != nullptr);
+    const Json* quantization = config.find("quantization_config");
+    if (quantization != nullptr && !quantization->is_null()) {
+      fuzz::require(read_quantization("fuzz", config).layout != nullptr);
     }
     const Family& family = find_family_by_model_type(config.at("model_type").as_string());
     const ModelSpec spec = family.read_config(config, Json());
