@@ -24,14 +24,9 @@ void force_isa(Isa isa);
 template <auto kScalar, auto kAvx2, auto kAvx512>
 decltype(auto) by_isa() {
 #if defined(__x86_64__)
-  switch (active_isa()) {
-    case Isa::kAvx512:
-      return kAvx512();
-    case Isa::kAvx2:
-      return kAvx2();
-    case Isa::kScalar:
-      break;
-  }
+  const Isa isa = active_isa();
+  if (isa == Isa::kAvx512) return kAvx512();
+  if (isa == Isa::kAvx2) return kAvx2();
 #endif
   return kScalar();
 }

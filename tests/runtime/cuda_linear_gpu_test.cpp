@@ -309,8 +309,11 @@ class ExpectedUnits {
       group[((lower * 2 + j / 2) * 32 + lane) * 16 + (j % 2 * 2 + half) * 4 + i] = code;
       return;
     }
-    uint8_t& both = group[(lower * 32 + lane) * 16 + j * 4 + i];
-    both = static_cast<uint8_t>(both | (code & 15) << (4 * half));
+    // kSuper4: the nibbles of a word are two blocks, else the halves of one.
+    const bool super4 = shape_.kind == MatrixKind::kSuper4;
+    const int word = super4 ? j / 2 * 2 + half : j, nibble = super4 ? j % 2 : half;
+    uint8_t& both = group[(lower * 32 + lane) * 16 + word * 4 + i];
+    both = static_cast<uint8_t>(both | (code & 15) << (4 * nibble));
     if (shape_.kind != MatrixKind::kSuper6) return;
     uint8_t& four = group[(64 + lane) * 16 + (lower * 2 + j / 2) * 4 + i];
     four = static_cast<uint8_t>(four | (code >> 4) << (2 * (j % 2 * 2 + half)));
