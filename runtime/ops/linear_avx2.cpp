@@ -255,9 +255,9 @@ struct Words {
 template <int T>
 ASSAY_INLINE void sum_words(const uint8_t* codes, int blocks, const int32_t* quads,
                             __m256i (&sum)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
-  __m256i pairs[H][2][T];  // two sums for each of 4 rows
-  ASSAY_UNROLL for (int i = 0; i < H; ++i) fill<2, T>(pairs[i], _mm256_setzero_si256());
+  constexpr int kHalves = halves_for(T);
+  __m256i pairs[kHalves][2][T];  // two sums for each of 4 rows
+  ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) fill<2, T>(pairs[i], _mm256_setzero_si256());
   const auto words = [](const uint8_t* at) __attribute__((always_inline)) {
     return _mm256_cvtepu8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   };
@@ -265,7 +265,7 @@ ASSAY_INLINE void sum_words(const uint8_t* codes, int blocks, const int32_t* qua
     const uint8_t* step = codes + q * 64;
     if constexpr (T == 1) fetch_ahead<64>(step);
     const int32_t* x = quads + q * 2 * T;
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       const __m256i first = words(step + i * 32);
       const __m256i second = words(step + i * 32 + 16);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
@@ -275,7 +275,7 @@ ASSAY_INLINE void sum_words(const uint8_t* codes, int blocks, const int32_t* qua
       }
     }
   }
-  ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+  ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
       sum[i][t] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(pairs[i][0][t], pairs[i][1][t]), 0xd8);
     }
@@ -286,20 +286,21 @@ ASSAY_INLINE void sum_words(const uint8_t* codes, int blocks, const int32_t* qua
 template <class Source, KernelFold kFold, int T>
 ASSAY_INLINE void sum_piece(const uint8_t* codes, int blocks, const int32_t* quads,
                             const int32_t* aux, __m256i (&sum)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
+  constexpr int kHalves = halves_for(T);
   if constexpr (__is_same(Source, Words)) {
     sum_words<T>(codes, blocks, quads, sum);
     if constexpr (kFold == KernelFold::kGroup) {
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         const __m256i zeros = join(splat(aux + t * 2), splat(aux + t * 2 + 1));
-        ASSAY_UNROLL for (int i = 0; i < H; ++i) sum[i][t] = _mm256_add_epi32(sum[i][t], zeros);
+        ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) sum[i][t] =
+            _mm256_add_epi32(sum[i][t], zeros);
       }
     }
   } else {
-    __m256i h[H][T], l[H][T], one[H];
-    fill<H>(one, _mm256_set1_epi16(1));
+    __m256i h[kHalves][T], l[kHalves][T], one[kHalves];
+    fill<kHalves>(one, _mm256_set1_epi16(1));
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-      ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+      ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
         if constexpr (kFold == KernelFold::kGroup) {
           h[i][t] = splat(aux + t * 2);
           l[i][t] = splat(aux + t * 2 + 1);
@@ -310,7 +311,7 @@ ASSAY_INLINE void sum_piece(const uint8_t* codes, int blocks, const int32_t* qua
       }
     }
     add_dots<Source, T>(codes, blocks, quads, one, h, l);
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       ASSAY_UNROLL for (int t = 0; t < T; ++t) sum[i][t] = join(h[i][t], l[i][t]);
     }
   }
@@ -319,7 +320,7 @@ ASSAY_INLINE void sum_piece(const uint8_t* codes, int blocks, const int32_t* qua
 /// Fold of one segment into acc (halves, T), from +0: kGroup, kZeros, kAffine.
 template <class Source, KernelFold kFold, int T>
 ASSAY_INLINE void fold_pieces(const Work& work, __m256 (&acc)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
+  constexpr int kHalves = halves_for(T);
   constexpr int kAux = kFold == KernelFold::kGroup ? 2 : 1;  // numbers per piece and token
   const int blocks = 8 / work.n_subs;
   const Panel& panel = *work.panel;
@@ -328,11 +329,11 @@ ASSAY_INLINE void fold_pieces(const Work& work, __m256 (&acc)[halves_for(T)][T])
   for (int g = 0; g < work.groups; ++g, x += panel.group_stride) {
     for (int p = 0; p < work.n_subs; ++p, ++piece) {
       const int32_t* aux = x + panel.aux + p * T * kAux;
-      __m256i sum[H][T];
+      __m256i sum[kHalves][T];
       sum_piece<Source, kFold, T>(work.codes + piece * blocks * Source::kBlockBytes, blocks,
                                   x + panel.quads + p * blocks * 8 * T, aux, sum);
       const int set = (piece * blocks * 16) >> work.set_shift;
-      ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+      ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
         const int lane = work.half + i * kHalf;
         const __m256 w = _mm256_load_ps(work.meta->scales[set] + lane);
         ASSAY_UNROLL for (int t = 0; t < T; ++t) {
@@ -357,11 +358,11 @@ ASSAY_INLINE void fold_pieces(const Work& work, __m256 (&acc)[halves_for(T)][T])
 template <int T>
 ASSAY_INLINE void add_pairs(const Work& work, const int32_t (*pairs)[kTileRows], const int32_t* x,
                             __m256i (&h)[halves_for(T)][T], __m256i (&l)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
+  constexpr int kHalves = halves_for(T);
   const int n_pairs = (work.n_subs + 1) / 2;
   for (int p = 0; p < n_pairs; ++p) {
     const int32_t* q = x + work.panel->mins + p * T * 2;
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       const __m256i pair = load(pairs[p] + work.half + i * kHalf);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         h[i][t] = _mm256_add_epi32(h[i][t], _mm256_madd_epi16(pair, splat(q + 2 * t)));
@@ -375,16 +376,16 @@ ASSAY_INLINE void add_pairs(const Work& work, const int32_t (*pairs)[kTileRows],
 template <class Source, int T>
 ASSAY_INLINE void add_sub_blocks(const Work& work, const int32_t* x, int group,
                                  __m256 (&value)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
+  constexpr int kHalves = halves_for(T);
   const int blocks = 8 / work.n_subs;
   const Panel& panel = *work.panel;
-  __m256i h[H][T], l[H][T];
-  fill<H, T>(h, _mm256_setzero_si256());
-  fill<H, T>(l, _mm256_setzero_si256());
+  __m256i h[kHalves][T], l[kHalves][T];
+  fill<kHalves, T>(h, _mm256_setzero_si256());
+  fill<kHalves, T>(l, _mm256_setzero_si256());
   for (int p = 0; p < work.n_subs; ++p) {
     const int sub = group * work.n_subs + p;
-    __m256i scale[H];
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    __m256i scale[kHalves];
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       scale[i] = load(work.meta->integers[sub] + work.half + i * kHalf);
     }
     add_dots<Source, T>(work.codes + sub * blocks * Source::kBlockBytes, blocks,
@@ -393,7 +394,7 @@ ASSAY_INLINE void add_sub_blocks(const Work& work, const int32_t* x, int group,
   if (work.matrix->zero != 0) {
     add_pairs<T>(work, work.meta->zero_pairs + group * ((work.n_subs + 1) / 2), x, h, l);
   }
-  ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+  ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
       value[i][t] = _mm256_fmadd_ps(_mm256_set1_ps(256.0f), _mm256_cvtepi32_ps(h[i][t]),
                                     _mm256_cvtepi32_ps(l[i][t]));
@@ -403,14 +404,14 @@ ASSAY_INLINE void add_sub_blocks(const Work& work, const int32_t* x, int group,
 
 template <class Source, int T>
 ASSAY_INLINE void fold_super_blocks(const Work& work, __m256 (&acc)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
+  constexpr int kHalves = halves_for(T);
   const Panel& panel = *work.panel;
   const int32_t* x = work.activations;
   for (int g = 0; g < work.groups; ++g, x += panel.group_stride) {
-    __m256 value[H][T];
+    __m256 value[kHalves][T];
     add_sub_blocks<Source, T>(work, x, g, value);
     const int set = (g * 128) >> work.set_shift;
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       const __m256 d = _mm256_load_ps(work.meta->scales[set] + work.half + i * kHalf);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         const __m256 s = splat_float(x + t);
@@ -418,11 +419,11 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, __m256 (&acc)[halves_for(T
       }
     }
     if (!work.matrix->has_mins) continue;
-    __m256i h[H][T], l[H][T];
-    fill<H, T>(h, _mm256_setzero_si256());
-    fill<H, T>(l, _mm256_setzero_si256());
+    __m256i h[kHalves][T], l[kHalves][T];
+    fill<kHalves, T>(h, _mm256_setzero_si256());
+    fill<kHalves, T>(l, _mm256_setzero_si256());
     add_pairs<T>(work, work.meta->min_pairs + g * ((work.n_subs + 1) / 2), x, h, l);
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       const __m256 dmin = _mm256_load_ps(work.meta->mins[set] + work.half + i * kHalf);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         const __m256 s = splat_float(x + t);
@@ -436,14 +437,14 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, __m256 (&acc)[halves_for(T
 
 template <int T>
 ASSAY_INLINE void fold_floats(const Work& work, __m256 (&acc)[halves_for(T)][T]) {
-  constexpr int H = halves_for(T);
+  constexpr int kHalves = halves_for(T);
   const Panel& panel = *work.panel;
   const int32_t* x = work.activations;
-  __m256i one[H];
-  fill<H>(one, _mm256_set1_epi16(1));
+  __m256i one[kHalves];
+  fill<kHalves>(one, _mm256_set1_epi16(1));
   for (int g = 0; g < work.groups; ++g, x += panel.group_stride) {
-    __m256i hh[H][T], mixed[H][T], ll[H][T];
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    __m256i hh[kHalves][T], mixed[kHalves][T], ll[kHalves][T];
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         hh[i][t] = splat(x + panel.aux + 3 * t);
         mixed[i][t] = splat(x + panel.aux + 3 * t + 1);
@@ -454,7 +455,7 @@ ASSAY_INLINE void fold_floats(const Work& work, __m256 (&acc)[halves_for(T)][T])
     add_dots<Bytes<128>, T>(codes, 8, x + panel.quads, one, hh, mixed);
     add_dots<Bytes<128>, T>(codes + 64, 8, x + panel.quads, one, mixed, ll);
     const int set = (g * 128) >> work.set_shift;
-    ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+    ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
       const __m256 w = _mm256_load_ps(work.meta->scales[set] + work.half + i * kHalf);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         const __m256 s = splat_float(x + t);
@@ -473,9 +474,9 @@ using SegmentKernel = void (*)(const Work&, float*);
 /// sums (T, 16): lanes half … half + 7, or all of them, receive the fold of the segment.
 template <class Source, KernelFold kFold, int T>
 void segment_kernel(const Work& work, float* sums) {
-  constexpr int H = halves_for(T);
-  __m256 acc[H][T];
-  ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+  constexpr int kHalves = halves_for(T);
+  __m256 acc[kHalves][T];
+  ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
     ASSAY_UNROLL for (int t = 0; t < T; ++t) acc[i][t] = _mm256_setzero_ps();
   }
   if constexpr (kFold == KernelFold::kFloat) {
@@ -485,7 +486,7 @@ void segment_kernel(const Work& work, float* sums) {
   } else {
     fold_pieces<Source, kFold, T>(work, acc);
   }
-  ASSAY_UNROLL for (int i = 0; i < H; ++i) {
+  ASSAY_UNROLL for (int i = 0; i < kHalves; ++i) {
     ASSAY_UNROLL for (int t = 0; t < T; ++t) {
       _mm256_store_ps(sums + t * kTileRows + work.half + i * kHalf, acc[i][t]);
     }
