@@ -11,7 +11,7 @@
 namespace assay {
 namespace {
 
-// A name, or its beginning where it ends in '*'. Source: dependencies.md §5.1.
+// A name, or its beginning where it ends in '*'. Source: transformers' file names.
 constexpr std::string_view kCompanions[] = {
     "LICENSE*",
     "NOTICE*",

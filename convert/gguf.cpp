@@ -18,7 +18,7 @@ namespace {
 
 bool is_utf8(std::string_view text) { return tokenization::valid_utf8_prefix(text) == text.size(); }
 
-// Limits of formats.md §4.5.
+// Limits of ggml's docs/gguf.md.
 constexpr uint64_t kMaxMetadataBytes = uint64_t{1} << 30;
 constexpr uint64_t kMaxArrayElements = uint64_t{1} << 30;
 constexpr uint64_t kMaxKeyBytes = 65535;

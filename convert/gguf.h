@@ -16,7 +16,7 @@ namespace assay {
 
 class WeightFormat;
 
-/// A metadata value of a GGUF file. Source: formats.md §4.
+/// A metadata value of a GGUF file. Source: ggml's docs/gguf.md.
 struct GgufArray;
 using GgufValue = std::variant<uint8_t, int8_t, uint16_t, int16_t, uint32_t, int32_t, float, bool,
                                std::string, uint64_t, int64_t, double, GgufArray>;
@@ -63,8 +63,8 @@ struct GgufTensor {
   int64_t part = 0;  // file of a split model that it lies in
 };
 
-/// A mapped GGUF v3 (or v2) file, or all parts of a split one. All checks of formats.md §4.5 are
-/// made at open, in every build type (cases B05, B07–B09, B11): FormatError with file, key or
+/// A mapped GGUF v3 (or v2) file, or all parts of a split one. All checks of ggml's docs/gguf.md
+/// are made at open, in every build type (cases B05, B07–B09, B11): FormatError with file, key or
 /// tensor and place. Of a split file the first part is opened; the others are found by its name. A
 /// sound file with a tensor of a type that no weight format has, a big-endian one, and other
 /// versions are UnsupportedErrors.

@@ -8,7 +8,7 @@ namespace assay {
 
 /// What a GGUF file may say a tensor is: every type id of ggml, with the size of its blocks, so
 /// that a file can be checked to its end before a type is refused as unsupported. Which of them
-/// Assay can use is the list of weight formats. Source: formats.md §4.2.
+/// Assay can use is the list of weight formats. Source: ggml's docs/gguf.md.
 struct GgufTypeRow {
   uint32_t id;
   std::string_view name;

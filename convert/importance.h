@@ -21,7 +21,7 @@ struct Importance {
   int64_t n_matrices = 1;     // experts that have values of their own
 };
 
-/// An importance matrix ("imatrix"): values by GGUF weight name. Source: formats.md §8.
+/// An importance matrix ("imatrix"): values by GGUF weight name. Source: llama.cpp's imatrix.cpp.
 class ImportanceMatrix {
  public:
   /// Reads a GGUF imatrix or the older binary file (.dat), told apart by their first bytes. Every

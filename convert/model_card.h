@@ -29,7 +29,7 @@ Json parse_card_fields(const std::vector<std::string>& assignments);
 
 /// A model card: the members of `head` that are not null as YAML between "---" lines, in the order
 /// of the Hugging Face documentation, and the Markdown text. Equal arguments give equal bytes.
-/// Source: dependencies.md §5.3.
+/// Source: the Hub's model cards.
 std::string model_card_text(const Json& head, std::string_view body);
 
 /// A figure of a card, always of the same width: "+1.0338e-02".

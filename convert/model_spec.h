@@ -9,7 +9,7 @@
 
 namespace assay {
 
-/// Rotary embedding of one layer. Source: architectures.md §1.3, arithmetic.md §4.
+/// Rotary embedding of one layer. Source: transformers' modeling_rope_utils.py, arithmetic.md §4.
 struct RopeSpec {
   enum class Kind : uint8_t { kDefault, kLinear, kLlama3, kYarn, kProportional };
   Kind kind = Kind::kDefault;
@@ -46,7 +46,8 @@ struct AttentionSpec {
       kv_source;  // layer whose keys and values this one reads; it has none of its own
 };
 
-/// Gated DeltaNet in place of attention. Source: architectures.md §7.5, arithmetic.md §6.
+/// Gated DeltaNet in place of attention. Source: transformers' modeling_qwen3_5.py, arithmetic.md
+/// §6.
 struct DeltaNetSpec {
   int n_key_heads = 0;
   int n_value_heads = 0;  // a multiple of n_key_heads; head h reads key head h / (their ratio)
@@ -68,7 +69,7 @@ struct MlpSpec {
 };
 
 /// Experts: small MLPs of which a router chooses a few for each token; ops/route.h. Source:
-/// architectures.md §4.2, §6.3.
+/// transformers' modeling_qwen3_moe.py, modeling_gemma4.py.
 struct MoeSpec {
   int n_experts = 0;
   int top_k = 0;

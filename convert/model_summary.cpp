@@ -367,7 +367,7 @@ void add_tokenizer(const std::string& path, const GgufFile* gguf, Json& summary,
   }
 }
 
-/// Rows and columns that the 4-bit kernels of vLLM and SGLang take (formats.md §3.6).
+/// Rows and columns that the 4-bit kernels of vLLM and SGLang take.
 int64_t linears_beyond_marlin(const Checkpoint& checkpoint) {
   int64_t n = 0;
   for (const TensorEntry& entry : checkpoint.tensors()) {

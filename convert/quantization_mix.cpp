@@ -102,7 +102,7 @@ Category category_of(std::string_view name) {
   return Category::kOther;
 }
 
-/// Tensors that keep their type because they are small or sensitive (formats.md §7.2).
+/// Tensors that keep their type because they are small or sensitive (llama.cpp's llama-quant.cpp).
 bool may_be_quantized(std::string_view name, const Shape& shape) {
   constexpr std::string_view kKept[] = {"_norm.weight",
                                         "ffn_gate_inp.weight",

@@ -15,7 +15,7 @@
 namespace assay {
 
 /// A choice of types that has a name of its own among llama-quantize's ("Q4_K_M"): the type of most
-/// matrices, and rules by which some get another one. Source: formats.md §7.
+/// matrices, and rules by which some get another one. Source: llama.cpp's llama-quant.cpp.
 struct QuantizationMix {
   std::string_view name;
   uint32_t file_type;          // general.file_type

@@ -9,7 +9,7 @@
 namespace assay {
 namespace {
 
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // formats.md §1.1
+constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // safetensors' format page
 constexpr size_t kMaxRank = 8;
 constexpr int64_t kMaxInteger = int64_t{1} << 53;  // exact in every JSON reader
 constexpr std::string_view kIndexName = "model.safetensors.index.json";

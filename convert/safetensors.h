@@ -14,15 +14,15 @@
 
 namespace assay {
 
-/// One tensor of an opened safetensors file: a view on the map. Source: formats.md §1.
+/// One tensor of an opened safetensors file: a view on the map. Source: safetensors' format page.
 struct SafetensorsEntry {
   std::string name;
   TensorView view;
 };
 
-/// One mapped safetensors file. All checks of formats.md §1.3 are made at open. A sound file with a
-/// tensor of a type that DType lacks (F4, F6 and those of the future) is an UnsupportedError that
-/// names the tensor.
+/// One mapped safetensors file. All checks of the safetensors format are made at open. A sound file
+/// with a tensor of a type that DType lacks (F4, F6 and those of the future) is an UnsupportedError
+/// that names the tensor.
 class SafetensorsFile {
  public:
   /// Throws FormatError (file, tensor, offset) or FileError.
@@ -46,8 +46,8 @@ class SafetensorsFile {
 };
 
 /// All shards of a folder: `model.safetensors`, or `model.safetensors.index.json` with the files it
-/// names. Every shard is opened and index and shards compared before this returns (formats.md §1.4;
-/// cases B05, B06, B49).
+/// names. Every shard is opened and index and shards compared before this returns (transformers'
+/// sharded checkpoints; cases B05, B06, B49).
 class SafetensorsModel {
  public:
   static SafetensorsModel open(const std::string& folder);
@@ -89,8 +89,9 @@ struct WrittenFile {
 };
 
 /// Canonical bytes: tensors by dtype descending, then name ascending; header padded to 8 bytes with
-/// spaces; `__metadata__` {"format":"pt"} first (formats.md §1.2). Written through HashedFile.
-/// FormatError for two tensors of one name; ShapeError if a source gives too few or many bytes.
+/// spaces; `__metadata__` {"format":"pt"} first (safetensors' format page). Written through
+/// HashedFile. FormatError for two tensors of one name; ShapeError if a source gives too few or
+/// many bytes.
 WrittenFile write_safetensors(const std::string& path, std::vector<TensorSource> tensors);
 
 /// Writes `model.safetensors`, or shards of at most `max_shard_bytes` tensor bytes and their index,

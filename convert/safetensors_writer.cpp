@@ -17,7 +17,7 @@ uint64_t bytes_of(const TensorSource& tensor) {
                           dtype_bytes(tensor.dtype), "size of " + tensor.name);
 }
 
-// Descending type, ascending name: the order of the reference writer (formats.md §1.2).
+// Descending type, ascending name: the order of the reference writer (safetensors' format page).
 bool canonical_order(const TensorSource& a, const TensorSource& b) {
   if (a.dtype != b.dtype) return a.dtype > b.dtype;
   return a.name < b.name;

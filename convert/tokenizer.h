@@ -40,10 +40,10 @@ struct AddedToken {
   bool single_word = false, lstrip = false, rstrip = false, normalized = false, special = false;
 };
 
-/// A tokenizer read from tokenizer.json (formats.md §2.3), from tokenizer.model (SentencePiece) or
-/// from GGUF metadata. Immutable after
-/// loading; encode and decode may be called from many threads. Parts that are not implemented make
-/// loading fail with UnsupportedError that names the part; nothing is guessed.
+/// A tokenizer read from tokenizer.json (Hugging Face tokenizers), from tokenizer.model
+/// (SentencePiece) or from GGUF metadata. Immutable after loading; encode and decode may be called
+/// from many threads. Parts that are not implemented make loading fail with UnsupportedError that
+/// names the part; nothing is guessed.
 class Tokenizer {
  public:
   /// `folder`/tokenizer.json, else tokenizer.model, with tokenizer_config.json beside it if there

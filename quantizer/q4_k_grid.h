@@ -13,7 +13,7 @@ namespace assay {
 // 256 columns scales are d·k and minima dmin·m with k, m ≤ 63. Here minima are scale·zero with an
 // integer zero point, so that packed integers of other engines hold the same values, and
 // dmin = ratio·d: a group with zero point z takes k from the multiples of ratio / gcd(ratio, z) for
-// which k·z / ratio ≤ 63 (formats.md §10.3). d is 1 or 1.5 times a power of two, so that every
+// which k·z / ratio ≤ 63. d is 1 or 1.5 times a power of two, so that every
 // scale has at most 8 significant bits and is a value of bf16 and f16 alike.
 
 /// The k that a zero point allows: step, 2·step … last.

@@ -8,7 +8,7 @@
 
 namespace assay {
 
-// The functions of arithmetic.md, appendix: the same source for CPU and CUDA, the same bits on
+// The functions of arithmetic.md §7: the same source for CPU and CUDA, the same bits on
 // both. Only IEEE operations and explicit fma; callers are compiled with contraction off.
 
 ASSAY_HD float float_from_bits(uint32_t bits) {

@@ -54,7 +54,7 @@ struct MeasuredNoise {
 
 /// NLL limits against a foreign fp32 reference: 2e-5 on the mean and 2e-4 on every window are what
 /// the arithmetic's definition was measured to keep, by an order of magnitude with f32 keys and
-/// values; f16 ones cost 5e-5, bf16 ones 2.5e-4 (arithmetic.md, introduction).
+/// values; f16 ones cost 5e-5, bf16 ones 2.5e-4 (arithmetic.md).
 void set_reference_nll_limits(KvType kv_type, Policy& policy) {
   policy.max_window_nll_difference = kv_type == KvType::kBF16 ? 2e-3 : 2e-4;
   policy.max_delta_nll = kv_type == KvType::kF32 ? 2e-5 : kv_type == KvType::kF16 ? 2e-4 : 1e-3;

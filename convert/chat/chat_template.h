@@ -21,9 +21,9 @@ struct RenderOptions {
   Json variables = Json::object();             // further ones, such as enable_thinking
 };
 
-/// A chat template: the part of Jinja2 that models use (dependencies.md §4.7), in the environment
-/// of transformers: trim_blocks, lstrip_blocks, loop controls, tojson without HTML escapes,
-/// raise_exception, strftime_now. Immutable; may render in many threads.
+/// A chat template: the part of Jinja2 that models use (transformers' chat templates), in the
+/// environment of transformers: trim_blocks, lstrip_blocks, loop controls, tojson without HTML
+/// escapes, raise_exception, strftime_now. Immutable; may render in many threads.
 class ChatTemplate {
  public:
   /// Throws FormatError where Jinja2 would refuse the text, UnsupportedError for what is not

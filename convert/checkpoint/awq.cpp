@@ -135,7 +135,7 @@ class AwqLayout final : public QuantizedLayout {
   int64_t group_size_;
 };
 
-/// Layout gemm, 4 bits with zero points. Source: formats.md §3.4.
+/// Layout gemm, 4 bits with zero points. Source: AutoAWQ, WQLinear_GEMM.
 std::unique_ptr<QuantizedLayout> read_config(const Json& json, const std::string& source) {
   const ConfigReader config(json, source);
   const std::string bits_key = config.has("bits") ? "bits" : "w_bit";

@@ -12,7 +12,7 @@ namespace assay {
 
 class QuantizedLayout;
 
-/// A program that loads checkpoints of some format; formats.md §3.6.
+/// A program that loads checkpoints of some format.
 struct Engine {
   std::string_view name;
   std::string_view note = {};             // what is to be known

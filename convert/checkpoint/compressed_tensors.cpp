@@ -293,7 +293,7 @@ void refuse_other_parts(const ConfigReader& config) {
   }
 }
 
-/// Format pack-quantized, per group or per row. Source: formats.md §3.2.
+/// Format pack-quantized, per group or per row. Source: compressed-tensors, pack-quantized.
 std::unique_ptr<QuantizedLayout> read_config(const Json& json, const std::string& source) {
   const ConfigReader config(json, source);
   refuse_other_parts(config);

@@ -158,7 +158,7 @@ class GptqLayout final : public QuantizedLayout {
   GptqScheme scheme_;
 };
 
-/// Versions 1 and 2. Source: formats.md §3.3.
+/// Versions 1 and 2. Source: GPTQModel.
 std::unique_ptr<QuantizedLayout> read_config(const Json& json, const std::string& source) {
   const ConfigReader config(json, source);
   GptqScheme scheme;

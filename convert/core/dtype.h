@@ -11,8 +11,8 @@
 namespace assay {
 
 /// Scalar types of whole bytes that lie in files (F4 and F6 are refused where they are met). The
-/// order is that of the safetensors writer (formats.md 1.2): tensors are stored in descending order
-/// of this list.
+/// order is that of the safetensors writer (safetensors' format page): tensors are stored in
+/// descending order of this list.
 enum class DType : uint8_t {
   kBool,
   kU8,

@@ -2,7 +2,7 @@
 
 namespace assay {
 
-// The fp64 functions of arithmetic.md, appendix: host only, for tables made once. Only IEEE
+// The fp64 functions of arithmetic.md §7: host only, for tables made once. Only IEEE
 // operations and explicit fma, so that every machine makes the same tables. Error below 2^-45.
 
 /// sin x and cos x for |x| < 2^30.

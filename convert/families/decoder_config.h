@@ -46,7 +46,7 @@ std::vector<std::string> read_layer_types(const ConfigReader& config, int64_t n_
                                           std::initializer_list<std::string_view> allowed);
 
 /// Qwen2 and Qwen3: the window holds only with use_sliding_window, and then for the layers from
-/// max_window_layers on, or those that layer_types names (architectures.md §3).
+/// max_window_layers on, or those that layer_types names (transformers' modeling_qwen2.py).
 void read_qwen_windows(const ConfigReader& config, ModelSpec& spec);
 
 }  // namespace assay

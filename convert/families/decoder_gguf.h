@@ -14,7 +14,7 @@
 namespace assay {
 
 // The keys that GGUF files of every decoder family share: "<architecture>.block_count" and so on
-// (architectures.md §8.1).
+// (llama.cpp's convert_hf_to_gguf.py).
 
 /// Reads integer keys of one architecture with their bounds.
 class GgufIntegers {

@@ -1,4 +1,4 @@
-// Gemma 3, text: architectures.md §5.
+// Gemma 3, text: transformers' modeling_gemma3.py.
 #include <fmt/format.h>
 
 #include <cmath>

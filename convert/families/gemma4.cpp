@@ -1,5 +1,5 @@
 // Gemma 4, text: dense (12B, 31B), with per-layer embeddings and shared keys and values (E2B, E4B),
-// and with experts beside the MLP (26B-A4B): architectures.md §6.
+// and with experts beside the MLP (26B-A4B): transformers' modeling_gemma4.py.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,8 @@ std::vector<std::string> layer_types_of(const ConfigReader& config, int64_t n_la
 }
 
 /// What `per_layer_config` says of the first full layer, for all of them: this is how newer
-/// configs spell global_head_dim and num_global_key_value_heads (architectures.md, Corrections).
+/// configs spell global_head_dim and num_global_key_value_heads (transformers' configuration
+/// files).
 struct GlobalHeads {
   std::optional<int64_t> head_dim;
   std::optional<int64_t> n_kv_heads;

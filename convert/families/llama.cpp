@@ -1,4 +1,4 @@
-// Llama 2 and 3, Mistral, SmolLM2: architectures.md §2.
+// Llama 2 and 3, Mistral, SmolLM2: transformers' modeling_llama.py.
 #include "convert/families/bounds.h"
 #include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"

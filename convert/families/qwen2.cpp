@@ -1,4 +1,4 @@
-// Qwen2 and Qwen2.5, dense: architectures.md §3.
+// Qwen2 and Qwen2.5, dense: transformers' modeling_qwen2.py.
 #include "convert/families/bounds.h"
 #include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"

@@ -1,4 +1,4 @@
-// Qwen3, dense: architectures.md §4.1.
+// Qwen3, dense: transformers' modeling_qwen3.py.
 #include "convert/families/bounds.h"
 #include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"

@@ -1,4 +1,5 @@
-// Qwen3.5, 3.6 and 3.8 dense hybrids of Gated DeltaNet and gated attention: architectures.md §7.
+// Qwen3.5, 3.6 and 3.8 dense hybrids of Gated DeltaNet and gated attention: transformers'
+// modeling_qwen3_5.py.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -75,7 +76,7 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
 }
 
 /// GGUF has the value heads of all key heads side by side, where the folder has them one key head
-/// after the other (architectures.md §7.8, transform 1). `block` rows or columns are a head's.
+/// after the other (llama.cpp's convert_hf_to_gguf.py). `block` rows or columns are a head's.
 BlockOrder value_heads(const DeltaNetSpec& spec, int64_t block, int64_t begin = 0) {
   const int repeats = spec.n_value_heads / spec.n_key_heads;
   if (spec.n_key_heads == 1 || repeats == 1) return {};

@@ -1,4 +1,4 @@
-// Qwen3 with experts: architectures.md §4.2.
+// Qwen3 with experts: transformers' modeling_qwen3_moe.py.
 #include <fmt/format.h>
 
 #include <algorithm>

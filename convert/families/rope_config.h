@@ -13,7 +13,7 @@ namespace assay {
 
 /// Reads the rotary embedding of a config.json in both spellings (`rope_scaling` with a top-level
 /// `rope_theta`, and `rope_parameters`): kinds default, linear, llama3 and yarn. Any other kind is
-/// an UnsupportedError that names it. Source: architectures.md §1.3.
+/// an UnsupportedError that names it. Source: transformers' modeling_rope_utils.py.
 RopeSpec read_rope_config(const ConfigReader& config, int rotary_dims, int64_t context_length);
 
 /// The same for models that rotate only the first int(head_dim·partial_rotary_factor) dims.
@@ -31,7 +31,7 @@ struct LayerRopeDefaults {
 };
 
 /// Gemma: `rope_parameters` has one dictionary per layer type. Kinds default, linear and
-/// proportional (architectures.md §1.3).
+/// proportional (transformers' modeling_rope_utils.py).
 RopeSpec read_layer_rope_config(const ConfigReader& config, std::string_view layer_type,
                                 int head_dim, int64_t context_length,
                                 const LayerRopeDefaults& defaults);
@@ -56,7 +56,7 @@ std::optional<std::vector<float>> read_frequency_factors_gguf(const GgufFile& fi
                                                               int rotary_dims);
 
 /// The factors by which GGUF divides the angles of llama3 scaling, (rotary_dims/2).
-/// Source: formats.md, Corrections, §9.
+/// Source: transformers' modeling_rope_utils.py.
 std::vector<float> llama3_frequency_factors(const RopeSpec& rope);
 
 }  // namespace assay

@@ -15,8 +15,8 @@ namespace assay {
 /// How a tensor's rows or values change from the Hugging Face file to GGUF.
 enum class GgufTransform : uint8_t {
   kNone,
-  kInterleaveRope,  // rows of each head from half-split to interleaved order (architectures.md
-                    // §2.4)
+  kInterleaveRope,  // rows of each head from half-split to interleaved order (as llama.cpp
+                    // rotates them)
   kAddOne,          // values w become fp32(1 + w), which is what the norm multiplies with
   kNegativeExp,     // values x become −exp(x), fp32
 };
@@ -70,7 +70,8 @@ Shape gguf_shape(const TensorEntry& entry);
 void apply_transform(GgufTransform transform, std::span<float> values);
 
 /// For each row of the tensor in GGUF the row of the Hugging Face tensor that it holds; empty where
-/// the order is the same. Row 2i + j of a head is row j·(head_dim/2) + i (architectures.md §2.4).
+/// the order is the same. Row 2i + j of a head is row j·(head_dim/2) + i (transformers'
+/// modeling_llama.py).
 std::vector<int64_t> huggingface_rows_of_gguf(const TensorEntry& entry);
 /// The columns of GGUF from those of the Hugging Face tensor, and back.
 ColumnOrder gguf_columns_of_huggingface(const TensorEntry& entry);

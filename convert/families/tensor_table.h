@@ -9,7 +9,7 @@
 namespace assay {
 
 /// Builds the tensor list of a decoder in canonical order: the names that all families share
-/// (architectures.md §2.2, §8.2) stand here, a family adds what is its own.
+/// (transformers' modeling_llama.py) stand here, a family adds what is its own.
 class TensorTable {
  public:
   explicit TensorTable(const ModelSpec& spec) : spec_(spec) {}

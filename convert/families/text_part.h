@@ -12,7 +12,7 @@
 namespace assay {
 
 // The text model inside a multimodal folder: where its config and tensors lie there, and what else
-// there is. Source: architectures.md §1.1.
+// there is. Source: transformers' composite configs.
 
 /// Config of the text model of a folder whose config.json says `model_type` T and holds a
 /// `text_config` of type T_text: that one, with the keys about the whole that it leaves to the

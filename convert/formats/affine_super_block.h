@@ -13,7 +13,7 @@ struct AffineHead {
   uint8_t scales[12] = {};  // see q4_k_scale_min
 };
 
-/// Scales, minima and codes 0 … n_levels of a super-block (formats.md §6.4, Q4_K and Q5_K).
+/// Scales, minima and codes 0 … n_levels of a super-block (ggml-quants.c, Q4_K and Q5_K).
 /// importance: (256), or nullptr for none, in which case `plain` says how to search.
 AffineHead encode_affine_super_block(int n_levels, const AffineSearch& plain, const float* x,
                                      const float* importance, uint8_t* codes);

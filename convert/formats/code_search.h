@@ -4,7 +4,7 @@
 
 namespace assay {
 
-// Searches that ggml's reference quantizers share, restated from formats.md §6.3. All arithmetic is
+// Searches that ggml's reference quantizers share, restated from ggml-quants.c. All arithmetic is
 // binary32 without contraction, products associate left to right, sums run from index 0: callers
 // and this file are compiled with contraction off, so that the bytes equal those of an x86-64
 // release build of ggml.

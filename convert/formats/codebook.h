@@ -8,7 +8,7 @@
 namespace assay {
 
 /// Values that the code words of an IQ type stand for: entry e, element k. Code words lie in
-/// ascending order, so their list says all. Source: formats.md §5.5 and appendix A.
+/// ascending order, so their list says all. Source: ggml-common.h.
 template <int kWords, int kElements>
 using CodebookValues = std::array<std::array<int8_t, kElements>, kWords>;
 

@@ -6,7 +6,7 @@
 
 namespace assay {
 
-// Searches of ggml's IQ2 and IQ3 quantizers, restated from formats.md §6.7. Arithmetic as in
+// Searches of ggml's IQ2 and IQ3 quantizers, restated from ggml-quants.c. Arithmetic as in
 // code_search.h: binary32, no contraction, sums from index 0.
 
 /// Integer nearest to `value`, ties to even, as a float within 0 … top. NaN gives 0.

@@ -62,7 +62,8 @@ class WeightFormat {
 
   virtual std::string_view name() const = 0;  // "Q4_K", "BF16", "W4_ASYM"
   virtual std::optional<uint32_t> gguf_type() const { return std::nullopt; }
-  /// general.file_type of a GGUF file whose matrices have this format (formats.md §7.6).
+  /// general.file_type of a GGUF file whose matrices have this format (llama.cpp's
+  /// llama-quant.cpp).
   virtual std::optional<uint32_t> gguf_file_type() const { return std::nullopt; }
   virtual Fold fold() const = 0;
   virtual int code_bits() const = 0;  // 2 to 8; 16 or 32 for kFloat
@@ -76,7 +77,7 @@ class WeightFormat {
   virtual int64_t fixed_group() const { return 0; }
 
   /// Name of the format for rows that this one cannot hold, in the manner of llama-quantize
-  /// (formats.md §7.4, Fallback).
+  /// (llama.cpp's llama-quant.cpp, Fallback).
   virtual std::string_view fallback_name() const { return "F16"; }
 
   /// Bytes of one row in `data`. Throws ShapeError where columns % block_columns() != 0.
@@ -84,7 +85,7 @@ class WeightFormat {
 
   /// Fills `out` with row `row` of `view`.
   virtual void read_integers(const WeightView& view, int64_t row, IntegerRow& out) const = 0;
-  /// Dequantizes a row to fp32, the format's own arithmetic (formats.md §5), exactly.
+  /// Dequantizes a row to fp32, the format's own arithmetic (ggml-common.h), exactly.
   virtual void decode_row(const WeightView& view, int64_t row, std::span<float> out) const = 0;
 
   /// Whether encode_row exists.
@@ -93,7 +94,7 @@ class WeightFormat {
   virtual bool needs_importance() const { return false; }
   /// Whether llama-quantize refuses to make it without an importance matrix.
   virtual bool mix_needs_importance() const { return needs_importance(); }
-  /// Encodes one row the way ggml's reference quantizer does (formats.md §6, no contraction), or
+  /// Encodes one row the way ggml's reference quantizer does (ggml-quants.c, no contraction), or
   /// rounds to nearest even for scalars. `importance` is empty or has one weight per column; blocks
   /// in which it is all zero count their columns alike.
   virtual void encode_row(std::span<const float> row, std::span<const float> importance,
@@ -104,7 +105,7 @@ class WeightFormat {
   /// Fewest columns with a scale of their own that a group can have for that.
   virtual int64_t repack_columns() const { return block_columns(); }
   /// Whether a group of unsigned codes of `code_bits` bits with w = scale · (code − zero) can be
-  /// moved so that each value stays the same, bit for bit; empty if so. formats.md §10.1.
+  /// moved so that each value stays the same, bit for bit; empty if so.
   virtual std::optional<RepackObstacle> repack_obstacle(int code_bits, float scale, int zero) const;
   /// The same for the groups that lie in one block, in formats whose groups share numbers.
   virtual std::optional<RepackObstacle> block_obstacle(int code_bits, std::span<const float> scales,

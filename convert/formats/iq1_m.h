@@ -9,7 +9,7 @@ namespace assay {
 /// ones), the fourth shifts down. Block m of 16 columns: three-bit scale s = (scales[m/4] >>
 /// 3·(m%4)) & 7. The top nibbles of scales[0 … 3], lowest first, are an f16 d.
 ///   w_i = d · (2s + 1) · (level ± 1/8); integers and bounds as in IQ1_S.
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ1_M {
   uint8_t qs[32];
   uint8_t qh[16];

@@ -10,7 +10,7 @@ namespace assay {
 ///   w_i = d · (2s + 1) · (level ± 1/8)  =  (d/8) · (2s + 1) · (8·level ± 1)
 /// As integers: codes 8·level ± 1 + 9 (0 … 18), sub-scales 2s + 1. |Σ sub·(c − 9)·h| over a half
 /// (128 columns, h int8) ≤ 15·9·128·128 < 2^24: float(H) is exact.
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ1_S {
   uint16_t d;  // f16
   uint8_t qs[32];

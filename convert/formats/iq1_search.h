@@ -4,7 +4,7 @@
 
 namespace assay {
 
-// What the encoders of IQ1_S and IQ1_M share (formats.md §6.8). A column has a level 0, 1 or 2 and
+// What the encoders of IQ1_S and IQ1_M share (ggml-quants.c). A column has a level 0, 1 or 2 and
 // its group of eight a shift: the value is scale · (level − 1 ± 1/8).
 
 inline constexpr float kIq1Delta = 0.125f;

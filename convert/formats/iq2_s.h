@@ -8,7 +8,7 @@ namespace assay {
 /// kIq2SValues = qs[n] plus two high bits (qh[n/4] >> 2·(n%4)) & 3, signs in signs[n]. Block m of
 /// 16 columns has the scale nibble s of scales[m/2], low first.
 ///   w_i = (d/8) · (2s + 1) · ±magnitude; integers and bounds as in IQ2_XXS.
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ2_S {
   uint16_t d;  // f16
   uint8_t qs[32];

@@ -9,7 +9,7 @@ namespace assay {
 /// (the eighth makes the number of set bits even). Block m of 16 columns has the scale nibble s of
 /// scales[m/2], low first.
 ///   w_i = (d/8) · (2s + 1) · ±magnitude; integers and bounds as in IQ2_XXS.
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ2_XS {
   uint16_t d;  // f16
   uint16_t qs[32];

@@ -11,7 +11,7 @@ namespace assay {
 ///   w_i = d · (0.5 + s) · 0.25 · ±magnitude  =  (d/8) · (2s + 1) · ±magnitude
 /// As integers: codes ±magnitude + 43 (0 … 86), sub-scales 2s + 1. |Σ sub·(c − 43)·h| over a half
 /// (128 columns, h int8) ≤ 31·43·128·128 > 2^24: the canonical sum is fma(256, float(H), float(L)).
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ2_XXS {
   uint16_t d;          // f16
   uint16_t words[32];  // 16 words of 32 bits, low half first

@@ -10,7 +10,7 @@ namespace assay {
 ///   w_i = d · (2s + 1) · ±magnitude
 /// As integers: codes ±magnitude + 15 (0 … 30), sub-scales 2s + 1. |Σ sub·(c − 15)·h| over a half
 /// (128 columns, h int8) ≤ 31·15·128·128 < 2^24: float(H) is exact.
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ3_S {
   uint16_t d;  // f16
   uint8_t qs[64];

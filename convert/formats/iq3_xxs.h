@@ -11,7 +11,7 @@ namespace assay {
 ///   w_i = d · (0.5 + s) · 0.5 · ±magnitude  =  (d/4) · (2s + 1) · ±magnitude
 /// As integers: codes ±magnitude + 62 (0 … 124), sub-scales 2s + 1. |Σ sub·(c − 62)·h| over a half
 /// ≤ 31·62·128·128 > 2^24: the canonical sum is fma(256, float(H), float(L)).
-/// Source: formats.md §5.5.
+/// Source: ggml-common.h.
 struct BlockIQ3_XXS {
   uint16_t d;  // f16
   uint8_t qs[64];

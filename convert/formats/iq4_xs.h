@@ -10,7 +10,7 @@ namespace assay {
 /// j%2 of scales_l[j/2], two high bits (scales_h >> 2j) & 3. As integers: codes kIq4Values[c] +
 /// 127, zero 127. |Σ scale·(c − 127)·h| over a half (128 columns, h int8) can reach 32·127·128·128
 /// = 2^26, beyond 2^24: the canonical sum is literally fma(256, float(H), float(L)). Source:
-/// formats.md §5.5.
+/// ggml-common.h.
 struct BlockIQ4_XS {
   uint16_t d;  // f16; may be negative
   uint16_t scales_h;

@@ -6,7 +6,7 @@
 
 namespace assay {
 
-/// How one of the IQ2 and IQ3 types is encoded. Source: formats.md §6.7, table of parameters.
+/// How one of the IQ2 and IQ3 types is encoded. Source: ggml-quants.c, table of parameters.
 struct IqRecipe {
   CodebookSearch search;
   bool even_signs;       // seven stored sign bits per 8 columns, the eighth is their parity

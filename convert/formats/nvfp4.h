@@ -8,7 +8,7 @@ namespace assay {
 /// i/16; c_i: byte qs[8·t + i%8], low nibble for the first 8 columns of the sixteen, high for the
 /// others. U is half of an unsigned E4M3 number (bit 7 is ignored, 0x7f counts as 0). As integers:
 /// codes kFp4Values[c] + 12 with zero point 12. The second scale of the tensor, if it has one, is a
-/// tensor of its own. Source: formats.md §5.2.
+/// tensor of its own. Source: ggml-common.h.
 struct BlockNVFP4 {
   uint8_t d[4];
   uint8_t qs[32];

@@ -32,10 +32,10 @@ constexpr int64_t codes_per_unit(int bits) { return 32 / std::gcd(32, bits); }
 /// Weights as unsigned codes with a scale (and a zero point) per group of columns:
 ///   w = scale · (code − zero),  zero = 2^(bits−1) where symmetric.
 /// `data`: per row the codes packed little-endian along the row, kBits each, in 32-bit words, as in
-/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (formats.md §3.2). Codes whose
-/// bits do not divide 32 lie across words. Rows hold whole words: columns are a multiple of
-/// codes_per_unit(). `scales` (rows, n_groups); `zero_points` (rows, n_groups), unsigned domain,
-/// only where asymmetric.
+/// `weight_packed` of compressed-tensors: code = q + 2^(bits−1) (compressed-tensors,
+/// pack-quantized). Codes whose bits do not divide 32 lie across words. Rows hold whole words:
+/// columns are a multiple of codes_per_unit(). `scales` (rows, n_groups); `zero_points` (rows,
+/// n_groups), unsigned domain, only where asymmetric.
 template <int kBits, bool kSymmetric>
 class PackedIntegerFormat final : public WeightFormat {
  public:

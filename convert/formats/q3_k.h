@@ -7,8 +7,8 @@ namespace assay {
 /// Q3_K: super-block of 256 values, 16 sub-blocks of 16, 3.4375 bits per weight.
 ///   w_i = d · (scale_j − 32) · (c_i − 4),  j = i/16
 /// c_i: low two bits as in two_bits.h, the third is bit i/32 of hmask[i%32]. |Σ scale·(c − 4)·h|
-/// over a half (128 columns, h int8) ≤ 32·4·128·128 < 2^24: float(H) is exact. Source: formats.md
-/// §5.3.
+/// over a half (128 columns, h int8) ≤ 32·4·128·128 < 2^24: float(H) is exact.
+/// Source: ggml-common.h.
 struct BlockQ3_K {
   uint8_t hmask[32];   // third bits
   uint8_t qs[64];      // low two bits

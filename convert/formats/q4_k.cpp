@@ -38,7 +38,7 @@ Binary binary_of(double value) {
 }
 
 // The largest unit of which all values (not negative) are multiples by 0 … 63, nullopt if there is
-// none. The unit is a common divisor of the values (formats.md §10.3).
+// none. The unit is a common divisor of the values.
 std::optional<SixBitGrid> six_bit_grid(std::span<const double> values) {
   Binary parts[kSubBlocks];
   int lowest = 1 << 20;

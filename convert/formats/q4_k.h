@@ -10,7 +10,7 @@ namespace assay {
 ///   w_i = d · scale_j · c_i − dmin · min_j,  j = i/32
 /// c_i: byte qs[32·(i/64) + i%32], low nibble if i/32 is even, else high.
 /// |Σ scale_j·c_i·h_i| over a half (128 columns, h int8) ≤ 63·15·128·128 < 2^24: float(H) is exact.
-/// Source: formats.md §5.3.
+/// Source: ggml-common.h.
 struct BlockQ4_K {
   uint16_t d;          // f16, of the scales
   uint16_t dmin;       // f16, of the minima

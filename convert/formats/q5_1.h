@@ -5,7 +5,7 @@
 namespace assay {
 
 /// Q5_1: 32 values with scale and minimum, 6 bits per weight. w_i = d · c_i + m, codes as in Q5_0.
-/// Source: formats.md §5.2.
+/// Source: ggml-common.h.
 struct BlockQ5_1 {
   uint16_t d;      // f16
   uint16_t m;      // f16

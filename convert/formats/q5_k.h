@@ -9,7 +9,7 @@ namespace assay {
 /// c_i: low four bits as in Q4_K, the fifth is bit i/32 of qh[i%32]. |Σ scale·c·h| over a half
 /// (128 columns, h int8) can reach 63·31·128·128 = 2^25, beyond 2^24: the canonical sum is
 /// literally fma(256, float(H), float(L)).
-/// Source: formats.md §5.3.
+/// Source: ggml-common.h.
 struct BlockQ5_K {
   uint16_t d;          // f16, of the scales
   uint16_t dmin;       // f16, of the minima

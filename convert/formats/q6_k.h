@@ -10,7 +10,7 @@ namespace assay {
 /// ql[64·H + l + 32·(t&1)] (low for t < 2, else high), high two are (qh[32·H + l] >> 2t) & 3.
 /// |Σ scale·(c − 32)·h| over a half (128 columns, h int8) can reach 128·32·128·128 = 2^26, beyond
 /// 2^24: the canonical sum is literally fma(256, float(H), float(L)).
-/// Source: formats.md §5.3.
+/// Source: ggml-common.h.
 struct BlockQ6_K {
   uint8_t ql[128];    // low four bits of the codes
   uint8_t qh[64];     // high two bits

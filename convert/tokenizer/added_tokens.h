@@ -43,7 +43,8 @@ class StringMatcher {
   std::array<bool, 256> starts_{};  // bytes that begin a string
 };
 
-/// Splits a text on added tokens, with the rules single_word, lstrip and rstrip (formats.md §2.3).
+/// Splits a text on added tokens, with the rules single_word, lstrip and rstrip (Hugging Face
+/// tokenizers).
 class AddedTokenSplitter {
  public:
   /// `contents[i]` is what stands for `tokens[i]` in the text: its content, normalized if the text

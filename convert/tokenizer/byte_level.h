@@ -8,7 +8,7 @@
 namespace assay::tokenization {
 
 /// The alphabet of byte-level BPE: printable Latin-1 bytes stand for themselves, the other 68 bytes
-/// become U+0100, U+0101, … in increasing order (formats.md §2.3).
+/// become U+0100, U+0101, … in increasing order (Hugging Face tokenizers).
 uint32_t byte_to_character(uint8_t byte);
 std::optional<uint8_t> character_to_byte(uint32_t code);
 

@@ -18,7 +18,7 @@ struct Row {
   bool add_bos;
 };
 
-// Source: architectures.md §8.4. The first row of a kind is the name that is written.
+// Source: llama.cpp's convert_hf_to_gguf.py. The first row of a kind is the name that is written.
 const std::vector<Row>& rows() {
   static const std::vector<Row> table = {
       {"llama-bpe", kLlama3Pattern, false, false, true, true},

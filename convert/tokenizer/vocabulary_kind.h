@@ -6,7 +6,7 @@
 
 namespace assay::tokenization {
 
-/// tokenizer.ggml.token_type, and the types of SentencePiece (architectures.md §8.4).
+/// tokenizer.ggml.token_type, and the types of SentencePiece (llama.cpp's convert_hf_to_gguf.py).
 enum class TokenType : int32_t {
   kNormal = 1,
   kUnknown = 2,

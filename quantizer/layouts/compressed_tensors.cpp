@@ -1,4 +1,4 @@
-// compressed-tensors, format "pack-quantized". Source: formats.md §3.2.
+// compressed-tensors, format "pack-quantized".
 #include <cstring>
 
 #include "convert/core/error.h"

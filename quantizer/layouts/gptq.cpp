@@ -1,4 +1,4 @@
-// GPTQ v1 checkpoints, symmetric. Source: formats.md §3.3.
+// GPTQ v1 checkpoints, symmetric. Source: GPTQModel.
 #include <cstring>
 
 #include "convert/core/error.h"

@@ -34,8 +34,8 @@ struct LayoutContext {
   std::string_view program_version;
 };
 
-/// One way in which a quantized model lies in a Hugging Face folder (formats.md §3). A new one is a
-/// file in layouts/ and one row in registry.cpp.
+/// One way in which a quantized model lies in a Hugging Face folder (compressed-tensors,
+/// GPTQModel). A new one is a file in layouts/ and one row in registry.cpp.
 struct CheckpointLayout {
   std::string_view name;         // "compressed-tensors"
   std::string_view description;  // one line for the help

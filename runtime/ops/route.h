@@ -20,7 +20,7 @@ struct RouteOptions {
 /// ids      (top_k), whole numbers
 /// weights  (top_k)
 /// Returns −1, or the index of the first logit that is NaN or infinite.
-/// Source: architectures.md §4.2, §6.3; ties by arithmetic.md §1.
+/// Source: transformers' modeling_qwen3_moe.py, modeling_gemma4.py; ties by arithmetic.md §1.
 int64_t route(const float* logits, const RouteOptions& options, const float* scales, float* ids,
               float* weights);
 

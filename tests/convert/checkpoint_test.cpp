@@ -274,7 +274,7 @@ class QuantizedCheckpoint : public testing::TestWithParam<Packing> {
   }
 };
 
-/// The value of compressed-tensors' words, straight from formats.md §3.2.
+/// The value of compressed-tensors' words, from the description of pack-quantized.
 float value_of_words(TinyModel& model, const std::string& module, int64_t row, int64_t column,
                      const Packing& packing) {
   // Code `index` of a stream whose word w stands at first + w·stride.

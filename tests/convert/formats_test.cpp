@@ -34,7 +34,7 @@ using test::WeightMatrix;
 // ---------------------------------------------------------------------------------------------
 // Bytes of the reference quantizers.
 
-/// The input of formats.md §11: 8 rows × 1,024 values, then 1,024 importance values.
+/// The input of the golden rows below: 8 rows × 1,024 values, then 1,024 importance values.
 struct ReferenceInput {
   std::vector<float> x;
   std::vector<float> importance;
@@ -72,7 +72,7 @@ struct QuantizerVector {
   const char* values_sha256_prefix;
 };
 
-/// Rows of formats.md §11 (ggml without contraction).
+/// Rows as ggml-quants.c encodes them, compiled without contraction.
 constexpr QuantizerVector kQuantizerVectors[] = {
     {"Q4_0", false, "70e04c544f6a4c73fd5324a6c223d32155d945b3816025a1c01ab18de3eee2f0",
      "4cdd75a153a9b795"},
@@ -222,7 +222,7 @@ TEST(ReferenceQuantizer, StoresZerosAsTheReferenceDoes) {
     return bytes;
   };
 
-  // formats.md §6.2: d = −0 where it is a negative extreme, codes in the middle where the grid has
+  // ggml-quants.c: d = −0 where it is a negative extreme, codes in the middle where the grid has
   // one; every other type is all zero bytes.
   const auto starts_with = [](const std::vector<std::byte>& bytes) {
     std::string text;
@@ -431,7 +431,7 @@ TEST(EveryFormat, DecodesToTheValueOfItsIntegers) {
 }
 
 /// Encoding keeps what the bits of the type can keep: the error of bell-shaped values, relative to
-/// their size, of each type (formats.md §10.5 names some), with half as much again for the seed.
+/// their size, of each type, with half as much again for the seed.
 TEST(EveryFormat, EncodesWithTheErrorThatItsBitsAllow) {
   const std::map<std::string_view, double> expected = {
       {"F32", 0.0},      {"F16", 0.0003},   {"BF16", 0.002},  {"Q8_0", 0.0054}, {"Q6_K", 0.018},
@@ -748,7 +748,7 @@ std::string hash_of(const Values& values) {
   return sha256_hex(std::as_bytes(std::span(values)));
 }
 
-/// SHA-256 of ggml's lists of code words and decoding tables (formats.md, appendix B).
+/// SHA-256 of ggml's lists of code words and decoding tables (ggml-common.h).
 TEST(Codebook, WordsAndValuesAreThoseOfThePublishedHashes) {
   EXPECT_EQ(hash_of(iq2_xxs_codebook().words()),
             "915952ebc4af8ddba8113583ca1316fc818843f7b825bbf1a25ae1c39bf0e16d");

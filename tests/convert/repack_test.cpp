@@ -93,8 +93,7 @@ TEST_P(ExactRepack, KeepsEveryValueBitForBit) {
   EXPECT_EQ(count_different(*source, *Checkpoint::open(folder.file("model.gguf"))), 0);
 }
 
-/// Scales of 7 bits times any zero point are f16 values, those of 11 bits are not (formats.md
-/// §10.2).
+/// Scales of 7 bits times any zero point are f16 values, those of 11 bits are not.
 INSTANTIATE_TEST_SUITE_P(
     Packings, ExactRepack,
     testing::Values(

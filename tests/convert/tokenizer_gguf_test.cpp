@@ -20,7 +20,7 @@ using Strings = std::vector<std::string>;
 
 enum : int32_t { kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5 };
 
-/// The keys of a converted model (architectures.md §8.4) with `n_tokens` ids.
+/// The keys of a converted model (llama.cpp's convert_hf_to_gguf.py) with `n_tokens` ids.
 GgufMetadata metadata_of(const Tokenizer& tokenizer, int32_t n_tokens) {
   Strings tokens, merges;
   std::vector<int32_t> types;

@@ -29,7 +29,8 @@ LayerResult result_with(std::vector<uint8_t> codes, std::vector<float> scales,
   return result;
 }
 
-// Codes 0 … 7 along the packing axis: one word 0x76543210 in both layouts (formats.md §3.1).
+// Codes 0 … 7 along the packing axis: one word 0x76543210 in both layouts (compressed-tensors, GPTQ
+// v1).
 TEST(Layouts, Case_B37_CompressedTensorsPacksAlongTheRow) {
   const LinearShape linear{"m", 1, 8};
   const QuantizeOptions options{.group_size = 8, .symmetric = false};

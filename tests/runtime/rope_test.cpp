@@ -37,7 +37,7 @@ RopeSpec yarn() {
   return spec;
 }
 
-/// architectures.md §1.3 in fp64 with libm.
+/// transformers' modeling_rope_utils.py in fp64 with libm.
 double exact_inv_freq(const RopeSpec& spec, int i) {
   const double inv = std::pow(spec.theta, -2.0 * i / spec.rotary_dims);
   const auto L = static_cast<double>(spec.original_context);
