@@ -86,7 +86,9 @@ class PartReader {
  private:
   std::pair<uint64_t, uint64_t> read_header() {
     const auto magic = reader_.read_bytes(4, "the magic \"GGUF\"");
-    if (std::memcmp(magic.data(), "GGUF", 4) != 0) fail("does not begin with \"GGUF\"");
+    if (std::memcmp(magic.data(), "GGUF", 4) != 0) {
+      fail("does not begin with \"GGUF\"; a model is a .gguf file, or a folder with config.json");
+    }
     const uint32_t version = reader_.read_u32("the version");
     if (version != 0 && (version & 0xffffu) == 0) {
       throw UnsupportedError(path_ +

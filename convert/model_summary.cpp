@@ -11,6 +11,7 @@
 #include "convert/checkpoint.h"
 #include "convert/cli/text_table.h"
 #include "convert/core/error.h"
+#include "convert/core/file.h"
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
@@ -494,7 +495,12 @@ void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json
   for (const std::string& warning : checkpoint.warnings()) problems.push(warning);
   if (!options.check_values) return;
   check_values(checkpoint, problems);
-  if (checkpoint.safetensors() == nullptr) return;
+  Json checked = Json::object();
+  checked.set("tensors", checkpoint.tensors().size());
+  const bool has_manifest = checkpoint.safetensors() != nullptr &&
+                            file_exists(checkpoint.path() + "/" + std::string(kManifestName));
+  summary.set("checked", checked.set("manifest", has_manifest));
+  if (!has_manifest) return;
   for (const std::string& fault : manifest_faults(checkpoint.path(), *checkpoint.safetensors())) {
     problems.push(fault);
   }
@@ -703,6 +709,12 @@ std::string summary_text(const Json& summary) {
   const Json* unsupported = summary.find("unsupported");
   if (unsupported != nullptr) text += fmt::format("Not supported: {}\n", unsupported->as_string());
   const Json::Array& problems = summary.at("problems").as_array();
+  if (const Json* checked = summary.find("checked")) {
+    text += fmt::format(
+        "Checked: every value of {} tensors{}.\n", checked->at("tensors").as_integer(),
+        checked->at("manifest").as_bool() ? fmt::format(", and the hashes of {}", kManifestName)
+                                          : "; there is no manifest");
+  }
   if (problems.empty() && unsupported == nullptr) text += "No problems found.\n";
   if (!problems.empty()) text += "Problems:\n";
   for (const Json& problem : problems) text += fmt::format("  {}\n", problem.as_string());

@@ -129,6 +129,7 @@ TEST_F(Damage, AResultAgreesWithItsManifest) {
 
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, HasSubstr("No problems found."));
+  EXPECT_THAT(result.out, HasSubstr("tensors, and the hashes of assay_manifest.json."));
 }
 
 TEST_F(Damage, OneFlippedBitIsFoundInItsTensor) {
