@@ -332,6 +332,18 @@ const WeightFormat* override_for(std::string_view name, const MixOptions& option
   return nullptr;
 }
 
+void check_overrides(std::span<const MixTensor> tensors, const MixOptions& options) {
+  for (const TypeOverride& type_override : options.overrides) {
+    const auto matches = [&](const MixTensor& tensor) {
+      return std::regex_search(tensor.name, type_override.pattern);
+    };
+    if (std::any_of(tensors.begin(), tensors.end(), matches)) continue;
+    throw UsageError("--tensor-type " + type_override.text +
+                     ": no tensor has a name that matches; names are like blk.0.attn_v.weight "
+                     "(assay convert --dry-run lists them)");
+  }
+}
+
 /// What llama-quantize refuses to make without an importance matrix.
 bool requires_importance(std::string_view name, const WeightFormat& format, std::string_view mix) {
   if (is_embedding(name) || name == "output.weight") return false;
@@ -415,6 +427,7 @@ bool quantized_order(std::string_view a, std::string_view b) {
 std::vector<MixChoice> choose_types(const MixModel& model, std::span<const MixTensor> tensors,
                                     const MixOptions& options) {
   ASSAY_CHECK(options.mix != nullptr);
+  check_overrides(tensors, options);
   const WeightFormat& base = *find_format(options.mix->base_type);
   MixRules rules(model, options, tensors);
   std::vector<MixChoice> choices;

@@ -71,7 +71,8 @@ struct MixChoice {
 /// Whether llama-quantize writes tensor `a` before `b`: by layer (none first), then by name.
 bool quantized_order(std::string_view a, std::string_view b);
 
-/// The type of every tensor. `tensors` in quantized_order: the rules count them.
+/// The type of every tensor. `tensors` in quantized_order: the rules count them. UsageError for an
+/// override that matches no tensor.
 std::vector<MixChoice> choose_types(const MixModel& model, std::span<const MixTensor> tensors,
                                     const MixOptions& options);
 

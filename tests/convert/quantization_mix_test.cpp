@@ -247,6 +247,19 @@ TEST(MixOptions, PlainTypesTakeNoRule) {
   EXPECT_EQ(types.at("token_embd.weight"), "F16");
 }
 
+TEST(MixOptions, RefuseAnOverrideThatMatchesNoTensor) {
+  MixOptions options{.mix = find_mix("Q4_K_M")};
+  options.overrides.push_back(parse_type_override("attn_v=Q8_0"));
+  options.overrides.push_back(parse_type_override("atn_k=Q8_0"));
+
+  EXPECT_THAT(
+      [&] {
+        types_of({"llama", 4, 0, 1}, layers_of(4, 512), options);
+      },
+      testing::ThrowsMessage<UsageError>(
+          testing::HasSubstr("--tensor-type atn_k=Q8_0: no tensor has a name")));
+}
+
 TEST(MixOptions, RefuseAnOverrideThatMakesNoSense) {
   for (const char* text :
        {"attn_v", "=Q8_0", "attn_v=", "attn_v=Q9_9", "attn_v=W4", "attn_(v=Q8_0"}) {
