@@ -13,6 +13,7 @@
 #include "convert/checkpoint/tensor_ledger.h"
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
+#include "convert/core/paths.h"
 #include "convert/core/units.h"
 #include "convert/families/config_reader.h"
 #include "convert/families/text_part.h"
@@ -296,8 +297,7 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path) {
     throw FileError(path + ": there is no such file or folder; expected a model folder or a .gguf");
   }
   if (!fs::is_directory(status)) return open_gguf(path);
-  std::string folder = path;
-  while (folder.size() > 1 && folder.back() == '/') folder.pop_back();
+  const std::string folder = without_trailing_slashes(path);
   if (!file_exists(folder + "/config.json")) {
     throw FormatError(folder +
                       ": there is no config.json; expected a Hugging Face model folder, or the "

@@ -68,10 +68,11 @@ void compare_files(const Json& listed, const std::string& folder, const std::str
 
 }  // namespace
 
-std::vector<std::string> manifest_faults(const std::string& folder, const SafetensorsModel& model) {
+std::optional<std::vector<std::string>> manifest_faults(const std::string& folder,
+                                                        const SafetensorsModel& model) {
   const std::string path = folder + "/" + std::string(kManifestName);
+  if (!file_exists(path)) return std::nullopt;
   std::vector<std::string> faults;
-  if (!file_exists(path)) return faults;
   try {
     const Json manifest = read_json_file(path);
     for (const std::string_view list : {"tensors", "files"}) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,9 +13,10 @@ namespace assay {
 /// tensor and file. quantizer/manifest.h describes it.
 inline constexpr std::string_view kManifestName = "assay_manifest.json";
 
-/// What a folder holds otherwise than its manifest says, one line each; reads every byte. Empty if
-/// nothing does or there is no manifest. `model` are the tensors of the folder. A manifest that
+/// What a folder holds otherwise than its manifest says, one line each; reads every byte. No list
+/// if there is no manifest. `model` are the tensors of the folder. A manifest that
 /// cannot be read is a line, too.
-std::vector<std::string> manifest_faults(const std::string& folder, const SafetensorsModel& model);
+std::optional<std::vector<std::string>> manifest_faults(const std::string& folder,
+                                                        const SafetensorsModel& model);
 
 }  // namespace assay

@@ -16,6 +16,7 @@
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
 #include "convert/core/words.h"
+#include "convert/families/rope_config.h"
 #include "convert/manifest_check.h"
 #include "convert/tokenizer.h"
 
@@ -124,23 +125,20 @@ Json file_list(const std::string& path, bool hashes) {
 Json rope_facts(const RopeSpec& rope) {
   Json json = Json::object();
   const auto number = [&](const char* key, double value) { json.set(key, value); };
+  json.set("kind", kRopeKindWords.name(rope.kind));
   switch (rope.kind) {
     case RopeSpec::Kind::kDefault:
-      json.set("kind", "default");
       break;
     case RopeSpec::Kind::kLinear:
-      json.set("kind", "linear");
       number("factor", rope.factor);
       break;
     case RopeSpec::Kind::kLlama3:
-      json.set("kind", "llama3");
       number("factor", rope.factor);
       number("low_freq_factor", rope.low_freq_factor);
       number("high_freq_factor", rope.high_freq_factor);
       json.set("original_context", rope.original_context);
       break;
     case RopeSpec::Kind::kYarn:
-      json.set("kind", "yarn");
       number("factor", rope.factor);
       number("beta_fast", rope.beta_fast);
       number("beta_slow", rope.beta_slow);
@@ -148,7 +146,6 @@ Json rope_facts(const RopeSpec& rope) {
       json.set("original_context", rope.original_context);
       break;
     case RopeSpec::Kind::kProportional:
-      json.set("kind", "proportional");
       number("factor", rope.factor);
       json.set("rotated_pairs", rope.n_rotated_pairs);
       break;
@@ -495,15 +492,15 @@ void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json
   for (const std::string& warning : checkpoint.warnings()) problems.push(warning);
   if (!options.check_values) return;
   check_values(checkpoint, problems);
-  Json checked = Json::object();
-  checked.set("tensors", checkpoint.tensors().size());
-  const bool has_manifest = checkpoint.safetensors() != nullptr &&
-                            file_exists(checkpoint.path() + "/" + std::string(kManifestName));
-  summary.set("checked", checked.set("manifest", has_manifest));
-  if (!has_manifest) return;
-  for (const std::string& fault : manifest_faults(checkpoint.path(), *checkpoint.safetensors())) {
-    problems.push(fault);
+  std::optional<std::vector<std::string>> faults;
+  if (checkpoint.safetensors() != nullptr) {
+    faults = manifest_faults(checkpoint.path(), *checkpoint.safetensors());
   }
+  summary.set("checked", Json::object()
+                             .set("tensors", checkpoint.tensors().size())
+                             .set("manifest", faults.has_value()));
+  if (!faults) return;
+  for (const std::string& fault : *faults) problems.push(fault);
 }
 
 bool is_safetensors_file(const std::string& path) {

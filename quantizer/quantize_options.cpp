@@ -5,11 +5,13 @@
 #include <algorithm>
 
 #include "calibrate/calibration_options.h"
+#include "convert/core/paths.h"
 #include "convert/core/words.h"
 #include "convert/formats/format.h"
 #include "convert/model_card.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/recipe.h"
+#include "verify/report/run_data.h"
 
 namespace assay::cli {
 namespace {
@@ -71,12 +73,6 @@ QuantizeOptions read_quantize_options(const Arguments& arguments, bool calibrate
                            : arguments.integer("group-size");
   options.measure_plain = arguments.flag("measure-plain");
   return options;
-}
-
-// "out/" and "out" are one folder.
-std::string without_trailing_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
 }
 
 }  // namespace
@@ -309,7 +305,7 @@ RunOptions read_run_options(const Arguments& arguments) {
   options.batch_tokens = arguments.integer("batch-tokens");
   options.max_shard_bytes = arguments.bytes("shard-size");
   options.card = parse_card_fields(arguments.list("card"));
-  options.report = arguments.optional_text("report").value_or(options.out + ".report.json");
+  options.report = arguments.optional_text("report").value_or(report::report_path(options.out));
   options.resume = arguments.flag("resume");
   options.force = arguments.flag("force");
   return options;

@@ -439,9 +439,9 @@ void prepare_registers(const Program& program, int begin, int end, int64_t n_row
     if (values.size() < size) values.resize(size);
   };
   for (int i = begin; i < end; ++i) {
-    const Op& op = program.ops[static_cast<size_t>(i)];
-    for (const Register r : reads(op)) prepare(r);
-    for (const Register r : writes(op)) prepare(r);
+    const Uses used = uses(program.ops[static_cast<size_t>(i)]);
+    for (const Register r : used.reads) prepare(r);
+    for (const Register r : used.writes) prepare(r);
   }
 }
 

@@ -7,6 +7,7 @@
 #include "convert/checkpoint/act_order.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/words.h"
 #include "convert/families/config_reader.h"
 
 namespace assay {
@@ -23,11 +24,12 @@ FolderQuantization read_quantization(const std::string& folder, const Json& conf
   }
   const std::string source = folder + "/config.json: quantization_config";
   const std::string method = ConfigReader(*inside, source).text("quant_method");
-  std::string known;
   for (const CheckpointFormat* format : quantized_folder_formats()) {
     if (format->quant_method == method) return {format, format->read(*inside, source)};
-    known += (known.empty() ? "" : ", ") + std::string(format->quant_method);
   }
+  const std::string known =
+      join_words(quantized_folder_formats(), ", ",
+                 [](const CheckpointFormat* format) { return format->quant_method; });
   throw UnsupportedError(fmt::format("{}: quant_method \"{}\" is not supported; these are: {}",
                                      source, method, known));
 }

@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "convert/core/error.h"
+#include "convert/families/rope_config.h"
 
 namespace assay {
 
@@ -38,30 +39,26 @@ Json stop_ids_json(const ModelSpec& spec) {
 Json rope_json(const RopeSpec& rope) {
   ConfigMembers members;
   members.set("rope_theta", decimal_of_f32(rope.theta));
+  members.set("rope_type", kRopeKindWords.name(rope.kind));
   switch (rope.kind) {
     case RopeSpec::Kind::kDefault:
-      members.set("rope_type", "default");
       break;
     case RopeSpec::Kind::kLinear:
-      members.set("rope_type", "linear");
       members.set("factor", decimal_of_f32(rope.factor));
       break;
     case RopeSpec::Kind::kLlama3:
-      members.set("rope_type", "llama3");
       members.set("factor", decimal_of_f32(rope.factor));
       members.set("low_freq_factor", decimal_of_f32(rope.low_freq_factor));
       members.set("high_freq_factor", decimal_of_f32(rope.high_freq_factor));
       members.set("original_max_position_embeddings", rope.original_context);
       break;
     case RopeSpec::Kind::kYarn:
-      members.set("rope_type", "yarn");
       members.set("factor", decimal_of_f32(rope.factor));
       members.set("beta_fast", decimal_of_f32(rope.beta_fast));
       members.set("beta_slow", decimal_of_f32(rope.beta_slow));
       members.set("original_max_position_embeddings", rope.original_context);
       break;
     case RopeSpec::Kind::kProportional:
-      members.set("rope_type", "proportional");
       members.set("partial_rotary_factor",
                   2.0 * rope.n_rotated_pairs / static_cast<double>(rope.rotary_dims));
       break;

@@ -5,11 +5,16 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/core/enum_words.h"
 #include "convert/families/config_reader.h"
 #include "convert/gguf.h"
 #include "convert/model_spec.h"
 
 namespace assay {
+
+/// `rope_type` of config.json, and what reports call it.
+inline constexpr auto kRopeKindWords =
+    enum_words<RopeSpec::Kind>("default", "linear", "llama3", "yarn", "proportional");
 
 /// Reads the rotary embedding of a config.json in both spellings (`rope_scaling` with a top-level
 /// `rope_theta`, and `rope_parameters`): kinds default, linear, llama3 and yarn. Any other kind is

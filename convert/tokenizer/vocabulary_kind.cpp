@@ -1,5 +1,7 @@
 #include "convert/tokenizer/vocabulary_kind.h"
 
+#include "convert/core/words.h"
+
 namespace assay::tokenization {
 namespace {
 
@@ -33,12 +35,6 @@ const VocabularyKind* find_vocabulary_kind(std::string_view name) {
   return nullptr;
 }
 
-std::string vocabulary_kind_names() {
-  std::string names;
-  for (const VocabularyKind& kind : kKinds) {
-    names += (names.empty() ? "" : ", ") + std::string(kind.name);
-  }
-  return names;
-}
+std::string vocabulary_kind_names() { return join_words(names_of(kKinds)); }
 
 }  // namespace assay::tokenization

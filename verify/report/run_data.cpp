@@ -9,6 +9,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/paths.h"
 
 namespace assay::report {
 namespace {
@@ -180,11 +181,12 @@ Verification read_verification(const Json& json, const std::string& source) {
   return verification;
 }
 
+std::string report_path(const std::string& run_folder) {
+  return without_trailing_slashes(run_folder) + ".report.json";
+}
+
 RunData read_run(const std::string& run_folder, const std::string& verify_file) {
-  // Beside the folder: times are not part of what is reproducible.
-  std::string path = run_folder;
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  path += ".report.json";
+  const std::string path = report_path(run_folder);
   if (!file_exists(path)) {
     throw FormatError(
         fmt::format("{}: is not there; expected the report that assay quantize writes "

@@ -68,7 +68,11 @@ struct LayerBits {
 };
 std::vector<LayerBits> bits_per_layer(const RunData& run);
 
-/// Reads `<run_folder>.report.json`, which assay quantize writes beside its folder:
+/// The report that assay quantize writes beside its folder (times are not part of what is
+/// reproducible): `<run_folder>.report.json`.
+std::string report_path(const std::string& run_folder);
+
+/// Reads the report of a run:
 ///   {"layers": [{"layer": 0, "seconds": {"forward": …, …},
 ///                "modules": [{"layer": 0, "module": "…", "loss": …, "rtn_loss": …,
 ///                             "weight_norm": …, "damp_percent": …, "clipped_share": …,
