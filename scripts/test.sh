@@ -33,6 +33,7 @@ cmake --build --preset "$preset"
 results=$PWD/build/$preset/results.xml
 rm -f "$results"
 status=0
-ctest --preset "$preset" -j "$(nproc)" --output-junit "$results" "${ctest_options[@]}" || status=$?
+ctest --preset "$preset" -j "$(nproc)" --output-junit "$results" --test-output-size-passed 4000000 \
+  "${ctest_options[@]}" || status=$?
 python3 scripts/count_tests.py "$results" || status=1
 exit $status
