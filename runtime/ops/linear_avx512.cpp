@@ -84,9 +84,23 @@ ASSAY_INLINE void add_dot(__m512i& acc, __m512i codes, __m512i x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(x));
 }
 
+/// The same with one number for all lanes, as the instruction reads it from memory.
+ASSAY_INLINE void add_dot_of(__m512i& acc, __m512i codes, const int32_t* x) {
+  asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(codes), "m"(*x));
+}
+
 /// Panels come from the second-level cache; a turn of the loops below takes 48 bytes or so.
 ASSAY_INLINE void prefetch_panel(const int32_t* x) {
   _mm_prefetch(reinterpret_cast<const char*>(x) + 768, _MM_HINT_T0);
+}
+
+/// Asks for the lines of a block that is so far ahead in the stream that the processor's own
+/// prefetch, which ends with the page, may not have begun it.
+template <int kBytes>
+ASSAY_INLINE void fetch_ahead(const uint8_t* block) {
+  ASSAY_UNROLL for (int i = 0; i < kBytes; i += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(block) + 4096 + i, _MM_HINT_T0);
+  }
 }
 
 /// h and l += the dot products of one quad: codes c, activations x (T, 2).
@@ -94,11 +108,16 @@ template <int R, int T>
 ASSAY_INLINE void add_quad(const __m512i (&c)[R], const int32_t* x, __m512i (&h)[R][T],
                            __m512i (&l)[R][T]) {
   ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-    const __m512i xh = splat(x + 2 * t);
-    const __m512i xl = splat(x + 2 * t + 1);
-    ASSAY_UNROLL for (int r = 0; r < R; ++r) {
-      add_dot(h[r][t], c[r], xh);
-      add_dot(l[r][t], c[r], xl);
+    if constexpr (R == 1) {
+      add_dot_of(h[0][t], c[0], x + 2 * t);
+      add_dot_of(l[0][t], c[0], x + 2 * t + 1);
+    } else {
+      const __m512i xh = splat(x + 2 * t);
+      const __m512i xl = splat(x + 2 * t + 1);
+      ASSAY_UNROLL for (int r = 0; r < R; ++r) {
+        add_dot(h[r][t], c[r], xh);
+        add_dot(l[r][t], c[r], xl);
+      }
     }
   }
 }
@@ -120,6 +139,9 @@ ASSAY_INLINE void add_dots(const uint8_t* const (&codes)[R], int blocks, const i
     return;
   }
   for (int b = 0; b < blocks; ++b) {
+    if constexpr (R == 1 && Source::kBlockBytes < 256) {  // bytes come in time without it
+      fetch_ahead<Source::kBlockBytes>(codes[0] + b * Source::kBlockBytes);
+    }
     ASSAY_UNROLL for (int q = 0; q < 4; ++q) {
       __m512i c[R];
       ASSAY_UNROLL for (int r = 0; r < R; ++r) {
