@@ -25,6 +25,46 @@ struct Overloaded : Bodies... {
   using Bodies::operator()...;
 };
 
+/// Ops whose results a step leaves where they can be seen.
+std::vector<int> visible_ops(const Step& step) {
+  return std::visit(Overloaded{[](const LinearStep& linear) {
+                                 return linear.arguments.epilogue == Epilogue::kStore
+                                            ? linear.linears
+                                            : std::vector<int>{linear.reported_op};
+                               },
+                               [](const auto& other) { return std::vector<int>{other.op}; }},
+                    step);
+}
+
+/// The op that a step is named after.
+int first_op(const Step& step) {
+  return std::visit(Overloaded{[](const LinearStep& linear) { return linear.linears.front(); },
+                               [](const auto& other) { return other.op; }},
+                    step);
+}
+
+/// Bytes of weights, keys and values that a step reads for a token at `position`.
+uint64_t step_bytes_read(const Step& step, int64_t position) {
+  if (const auto* linear = std::get_if<LinearStep>(&step)) {
+    uint64_t bytes = 0;
+    for (int i = 0; i < n_matrices(linear->arguments); ++i)
+      bytes += bytes_read(linear->arguments.matrices[i]);
+    return bytes;
+  }
+  const auto* attention = std::get_if<AttentionStep>(&step);
+  if (attention == nullptr) return 0;
+  const AttentionArguments& a = attention->arguments;
+  const int64_t seen = a.window > 0 ? std::min<int64_t>(position + 1, a.window) : position + 1;
+  return static_cast<uint64_t>(2 * seen * a.n_kv_heads * a.head_dim *
+                               (a.cache_type == CacheType::kF32 ? 4 : 2));
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<long>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 }  // namespace
 
 CudaExecutor::CudaExecutor(int index, std::shared_ptr<const Checkpoint> checkpoint,
@@ -167,36 +207,12 @@ void CudaExecutor::run_body(int tokens, bool one_token_each, bool dependent,
   if (observer)
     observe(program.ops[static_cast<size_t>(plan_.embed_op)], program.residual, tokens, observer);
   for (const Step& step : plan_.steps) {
-    std::visit(Overloaded{[&](const LinearStep& linear) {
-                            run_linear(
-                                linear,
-                                plan_.registers[static_cast<size_t>(linear.input.index)].data,
-                                tokens, dependent);
-                            if (!observer) return;
-                            if (linear.epilogue != Epilogue::kStore) {
-                              const Op& op = program.ops[static_cast<size_t>(linear.reported_op)];
-                              observe(op, writes(op).front(), tokens, observer);
-                              return;
-                            }
-                            for (const int i : linear.linears) {
-                              const Op& op = program.ops[static_cast<size_t>(i)];
-                              observe(op, writes(op).front(), tokens, observer);
-                            }
-                          },
-                          [&](const AttentionStep& attention) {
-                            run_attention(attention, tokens, one_token_each, dependent);
-                            if (!observer) return;
-                            const Op& op = program.ops[static_cast<size_t>(attention.op)];
-                            observe(op, writes(op).front(), tokens, observer);
-                          },
-                          [&](const SwiGluStep& swiglu) {
-                            launch_swiglu(swiglu.gate.data, swiglu.up.data, swiglu.gate.stride,
-                                          swiglu.out.data, swiglu.columns, tokens, stream_.get());
-                            if (!observer) return;
-                            const Op& op = program.ops[static_cast<size_t>(swiglu.op)];
-                            observe(op, writes(op).front(), tokens, observer);
-                          }},
-               step);
+    run_step(step, tokens, one_token_each, dependent);
+    if (!observer) continue;
+    for (const int i : visible_ops(step)) {
+      const Op& op = program.ops[static_cast<size_t>(i)];
+      observe(op, writes(op).front(), tokens, observer);
+    }
   }
 }
 
@@ -204,50 +220,40 @@ void CudaExecutor::run_head(const float* rows, int n, bool dependent) {
   run_linear(plan_.head, rows, n, dependent);
 }
 
-void CudaExecutor::run_linear(const LinearStep& step, const float* x, int tokens, bool dependent) {
-  const DeviceMatrix& first = step.matrices.front();
-  const float inverse_n = 1.0f / static_cast<float>(first.columns);
-  const int32_t fault_op = step.linears.front() + 1;
-  if (tokens <= kMaxGemvTokens) {
-    GemvArguments a;
-    for (size_t i = 0; i < step.matrices.size(); ++i) {
-      a.matrices[i] = step.matrices[i];
-      a.bias[i] = step.bias[i];
-      a.out_offset[i] = step.out_offset[i];
-    }
-    a.shares = step.shares;
-    a.x = x;
-    a.norm_weight = step.norm_weight;
-    a.eps = step.eps;
-    a.inverse_n = inverse_n;
-    a.out = step.out.data;
-    a.out_stride = step.out.stride;
-    a.tokens = tokens;
-    a.most_tiles = step.most_tiles;
-    a.epilogue = step.epilogue;
-    a.fault_op = fault_op;
-    a.fault = plan_.fault;
-    launch_gemv(a, step.grid, dependent, stream_.get());
-    return;
-  }
-  DeviceActivations activations = plan_.activations;
-  activations.groups = first.groups;
-  launch_norm_quantize(x, first.columns, step.norm_weight, step.eps, inverse_n, first.columns,
-                       tokens, activations, fault_op, plan_.fault, stream_.get());
-  for (size_t i = 0; i < step.matrices.size(); ++i)
-    launch_gemm(step.matrices[i], activations, step.bias[i], step.out.data + step.out_offset[i],
-                step.out.stride, tokens, step.epilogue,
-                step.linears[std::min(i, step.linears.size() - 1)] + 1, plan_.fault, stream_.get());
+void CudaExecutor::run_step(const Step& step, int tokens, bool one_token_each, bool dependent) {
+  std::visit(Overloaded{[&](const LinearStep& linear) {
+                          run_linear(linear, linear.arguments.x, tokens, dependent);
+                        },
+                        [&](const AttentionStep& attention) {
+                          AttentionArguments a = attention.arguments;
+                          a.tokens = tokens;
+                          if (one_token_each)
+                            launch_decode_attention(a, dependent, stream_.get());
+                          else
+                            launch_prefill_attention(a, stream_.get());
+                        },
+                        [&](const SwiGluStep& swiglu) {
+                          launch_swiglu(swiglu.gate.data, swiglu.up.data, swiglu.gate.stride,
+                                        swiglu.out.data, swiglu.columns, tokens, stream_.get());
+                        }},
+             step);
 }
 
-void CudaExecutor::run_attention(const AttentionStep& step, int tokens, bool one_token_each,
-                                 bool dependent) {
-  AttentionArguments a = step.arguments;
+void CudaExecutor::run_linear(const LinearStep& step, const float* x, int tokens, bool dependent) {
+  GemvArguments a = step.arguments;
+  a.x = x;
   a.tokens = tokens;
-  if (one_token_each)
-    launch_decode_attention(a, dependent, stream_.get());
-  else
-    launch_prefill_attention(a, stream_.get());
+  if (tokens <= kMaxGemvTokens) return launch_gemv(a, dependent, stream_.get());
+  const int32_t columns = a.matrices[0].columns;
+  DeviceActivations activations = plan_.activations;
+  activations.groups = a.matrices[0].groups;
+  launch_norm_quantize(x, columns, a.norm_weight, a.eps, a.inverse_n, columns, tokens, activations,
+                       a.fault_op, a.fault, stream_.get());
+  for (int i = 0; i < n_matrices(a); ++i) {
+    const auto linear = std::min(static_cast<size_t>(i), step.linears.size() - 1);
+    launch_gemm(a.matrices[i], activations, a.bias[i], a.out + a.out_offset[i], a.out_stride,
+                tokens, a.epilogue, step.linears[linear] + 1, a.fault, stream_.get());
+  }
 }
 
 void CudaExecutor::observe(const Op& op, Register r, int rows, const OpObserver& observer) {
@@ -272,10 +278,10 @@ void CudaExecutor::observe_last_norm(int first_row, int rows, const OpObserver& 
                                stream_.get()));
   };
   copy(values, plan_.selected_rows + static_cast<size_t>(first_row) * columns);
-  copy(weight, plan_.head.norm_weight);
+  copy(weight, plan_.head.arguments.norm_weight);
   ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
-  rms_norm(values.data(), weight.data(), plan_.head.eps, rows, static_cast<int64_t>(columns),
-           values.data());
+  rms_norm(values.data(), weight.data(), plan_.head.arguments.eps, rows,
+           static_cast<int64_t>(columns), values.data());
   observer(op, program.registers[static_cast<size_t>(writes(op).front().index)], values);
 }
 
@@ -382,20 +388,18 @@ class Event {
 
 }  // namespace
 
-namespace {
-
-/// Bytes of keys and values that a token at `position` reads.
-uint64_t attention_bytes(const AttentionArguments& a, int64_t position) {
-  const int64_t seen = a.window > 0 ? std::min<int64_t>(position + 1, a.window) : position + 1;
-  return static_cast<uint64_t>(2 * seen * a.n_kv_heads * a.head_dim *
-                               (a.cache_type == CacheType::kF32 ? 4 : 2));
+std::vector<NodeTime> CudaExecutor::nodes_at(int64_t position) const {
+  std::vector<NodeTime> nodes;
+  const auto add = [&](const Step& step) {
+    nodes.push_back({plan_.program.ops[static_cast<size_t>(first_op(step))].name, 0.0,
+                     step_bytes_read(step, position)});
+  };
+  for (const Step& step : plan_.steps) add(step);
+  add(plan_.head);
+  return nodes;
 }
 
-}  // namespace
-
-std::vector<NodeTime> CudaExecutor::time_step_stages(int sequence, int repeats) {
-  const PassRow row{0, static_cast<int32_t>(length(sequence)), sequence, false};
-  upload_rows({&row, 1});
+std::vector<std::vector<double>> CudaExecutor::time_stages(int repeats) {
   const StepProgram& program = *plan_.step_program;
   const auto n_stages = static_cast<size_t>(program.arguments.n_stages);
   const auto grid = static_cast<size_t>(program.grid);
@@ -419,72 +423,39 @@ std::vector<NodeTime> CudaExecutor::time_step_stages(int sequence, int repeats) 
       before = end;
     }
   }
-  std::vector<NodeTime> nodes;
-  const auto add = [&](int op, uint64_t bytes) {
-    std::vector<double>& all = microseconds[nodes.size()];
-    std::nth_element(all.begin(), all.begin() + static_cast<long>(all.size() / 2), all.end());
-    nodes.push_back({plan_.program.ops[static_cast<size_t>(op)].name, all[all.size() / 2], bytes});
-  };
-  const auto add_linear = [&](const LinearStep& linear) {
-    uint64_t bytes = 0;
-    for (const DeviceMatrix& m : linear.matrices) bytes += matrix_bytes(m);
-    add(linear.linears.front(), bytes);
-  };
-  for (const Step& step : plan_.steps) {
-    if (const auto* linear = std::get_if<LinearStep>(&step)) {
-      add_linear(*linear);
-    } else if (const auto* attention = std::get_if<AttentionStep>(&step)) {
-      add(attention->op, attention_bytes(attention->arguments, row.position));
+  return microseconds;
+}
+
+std::vector<std::vector<double>> CudaExecutor::time_kernels(int repeats) {
+  const size_t n_steps = plan_.steps.size();
+  std::vector<Event> events(n_steps + 2);
+  std::vector<std::vector<double>> microseconds(n_steps + 1);
+  for (int repeat = 0; repeat < repeats; ++repeat) {
+    ASSAY_CUDA(cudaEventRecord(events[0].get(), stream_.get()));
+    for (size_t i = 0; i < n_steps; ++i) {
+      run_step(plan_.steps[i], 1, true, false);
+      ASSAY_CUDA(cudaEventRecord(events[i + 1].get(), stream_.get()));
+    }
+    run_head(plan_.registers[static_cast<size_t>(plan_.program.residual.index)].data, 1, false);
+    ASSAY_CUDA(cudaEventRecord(events.back().get(), stream_.get()));
+    ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
+    for (size_t i = 0; i < microseconds.size(); ++i) {
+      float ms = 0;
+      ASSAY_CUDA(cudaEventElapsedTime(&ms, events[i].get(), events[i + 1].get()));
+      microseconds[i].push_back(static_cast<double>(ms) * 1e3);
     }
   }
-  add_linear(plan_.head);
-  return nodes;
+  return microseconds;
 }
 
 std::vector<NodeTime> CudaExecutor::time_decode_nodes(int sequence, int repeats) {
   ASSAY_CUDA(cudaSetDevice(index_));
-  if (has_step_kernel()) return time_step_stages(sequence, repeats);
-  const Program& program = plan_.program;
   const PassRow row{0, static_cast<int32_t>(length(sequence)), sequence, false};
   upload_rows({&row, 1});
-  std::vector<NodeTime> nodes;
-  std::vector<Event> events(plan_.steps.size() + 2);
-  std::vector<std::vector<double>> times(plan_.steps.size() + 1);
-  for (int repeat = 0; repeat < repeats; ++repeat) {
-    ASSAY_CUDA(cudaEventRecord(events[0].get(), stream_.get()));
-    for (size_t i = 0; i < plan_.steps.size(); ++i) {
-      if (const auto* linear = std::get_if<LinearStep>(&plan_.steps[i]))
-        run_linear(*linear, plan_.registers[static_cast<size_t>(linear->input.index)].data, 1,
-                   false);
-      else if (const auto* attention = std::get_if<AttentionStep>(&plan_.steps[i]))
-        run_attention(*attention, 1, true, false);
-      ASSAY_CUDA(cudaEventRecord(events[i + 1].get(), stream_.get()));
-    }
-    run_head(plan_.registers[static_cast<size_t>(program.residual.index)].data, 1, false);
-    ASSAY_CUDA(cudaEventRecord(events.back().get(), stream_.get()));
-    ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
-    for (size_t i = 0; i < times.size(); ++i) {
-      float ms = 0;
-      ASSAY_CUDA(cudaEventElapsedTime(&ms, events[i].get(), events[i + 1].get()));
-      times[i].push_back(static_cast<double>(ms) * 1e3);
-    }
-  }
-  const auto add = [&](size_t i, int op, const LinearStep* linear) {
-    std::nth_element(times[i].begin(), times[i].begin() + static_cast<long>(times[i].size() / 2),
-                     times[i].end());
-    uint64_t bytes = 0;
-    if (linear != nullptr)
-      for (const DeviceMatrix& m : linear->matrices) bytes += matrix_bytes(m);
-    nodes.push_back(
-        {program.ops[static_cast<size_t>(op)].name, times[i][times[i].size() / 2], bytes});
-  };
-  for (size_t i = 0; i < plan_.steps.size(); ++i) {
-    if (const auto* linear = std::get_if<LinearStep>(&plan_.steps[i]))
-      add(i, linear->linears.front(), linear);
-    else if (const auto* attention = std::get_if<AttentionStep>(&plan_.steps[i]))
-      add(i, attention->op, nullptr);
-  }
-  add(plan_.steps.size(), plan_.head.linears.front(), &plan_.head);
+  const std::vector<std::vector<double>> microseconds =
+      has_step_kernel() ? time_stages(repeats) : time_kernels(repeats);
+  std::vector<NodeTime> nodes = nodes_at(row.position);
+  for (size_t i = 0; i < nodes.size(); ++i) nodes[i].microseconds = median(microseconds[i]);
   return nodes;
 }
 

@@ -53,15 +53,20 @@ class CudaExecutor : public Executor {
                 const OpObserver& observer);
   void run_body(int tokens, bool one_token_each, bool dependent, const OpObserver& observer);
   void run_head(const float* rows, int n, bool dependent);
+  /// A step of the plan; `one_token_each`: of different sequences.
+  void run_step(const Step& step, int tokens, bool one_token_each, bool dependent);
   void run_linear(const LinearStep& step, const float* x, int tokens, bool dependent);
-  void run_attention(const AttentionStep& step, int tokens, bool one_token_each, bool dependent);
   void observe(const Op& op, Register r, int rows, const OpObserver& observer);
   void capture_decode_graph();
   /// The norm before the head lies inside the head's kernel: its rows are computed on the host.
   void observe_last_norm(int first_row, int rows, const OpObserver& observer);
   void throw_on_fault();
   bool has_step_kernel() const { return use_step_kernel_ && plan_.step_program.has_value(); }
-  std::vector<NodeTime> time_step_stages(int sequence, int repeats);
+  /// The plan's steps and the head with what they read for a token at `position`, no times yet.
+  std::vector<NodeTime> nodes_at(int64_t position) const;
+  /// Microseconds of each, from so many runs.
+  std::vector<std::vector<double>> time_stages(int repeats);
+  std::vector<std::vector<double>> time_kernels(int repeats);
 
   int index_ = 0;
   ExecutorOptions options_;

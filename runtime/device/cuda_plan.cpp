@@ -342,17 +342,18 @@ class Builder {
   size_t add_linear(size_t i) {
     const std::vector<Op>& ops = plan_.program.ops;
     LinearStep step;
+    GemvArguments& a = step.arguments;
     if (const auto* norm = std::get_if<RmsNormOp>(&ops[i].kind)) {
       if (norm->weight < 0 || norm->n_heads != 1 || norm->out == norm->in) refuse(ops[i]);
       step.input = norm->in;
-      step.norm_weight = vector(norm->weight);
+      a.norm_weight = vector(norm->weight);
       step.norm_op = static_cast<int>(i);
-      step.eps = norm->eps;
+      a.eps = norm->eps;
       ++i;
     }
     const auto* quantize = i < ops.size() ? std::get_if<QuantizeOp>(&ops[i].kind) : nullptr;
     if (quantize == nullptr) refuse(ops[i - 1]);
-    if (step.norm_weight == nullptr) step.input = quantize->in;
+    if (a.norm_weight == nullptr) step.input = quantize->in;
     const Register quantized = quantize->out;
     ++i;
     std::vector<const LinearOp*> linears;
@@ -364,38 +365,40 @@ class Builder {
     }
     if (linears.empty() || linears.size() > kMaxGemvMatrices) refuse(ops[i - 1]);
     step.reported_op = static_cast<int>(i) - 1;
-    step.out = device(linears[0]->out);
+    DeviceRegister out = device(linears[0]->out);
     const bool is_head = linears[0]->out == plan_.program.logits;
-
+    std::vector<DeviceMatrix> matrices;
     const auto* add = i < ops.size() ? std::get_if<AddOp>(&ops[i].kind) : nullptr;
     const auto* swiglu = i < ops.size() ? std::get_if<SwiGluOp>(&ops[i].kind) : nullptr;
-    if (add != nullptr && linears.size() == 1 && add->y == linears[0]->out && !linears[0]->bias) {
-      step.epilogue = Epilogue::kAddTo;
-      step.out = device(add->x);
-      step.reported_op = static_cast<int>(i++);
-    } else if (add != nullptr && linears.size() == 1 && add->y == linears[0]->out) {
-      step.epilogue =
-          Epilogue::kAddTo;  // the bias is added before the residual, each with one rounding
-      step.out = device(add->x);
+    if (add != nullptr && linears.size() == 1 && add->y == linears[0]->out) {
+      // A bias is added before the residual, each with one rounding.
+      a.epilogue = Epilogue::kAddTo;
+      out = device(add->x);
       step.reported_op = static_cast<int>(i++);
     } else if (swiglu != nullptr && can_interleave(linears, *swiglu)) {
-      step.epilogue = Epilogue::kSwiGlu;
-      step.out = device(swiglu->out);
-      step.matrices = {interleaved(*linears[0], *linears[1])};
-      step.bias = {nullptr};
-      step.out_offset = {0};
+      a.epilogue = Epilogue::kSwiGlu;
+      out = device(swiglu->out);
+      matrices.push_back(interleaved(*linears[0], *linears[1]));
       step.reported_op = static_cast<int>(i++);
     }
-    if (step.matrices.empty()) {
+    if (a.epilogue != Epilogue::kSwiGlu) {
       int32_t offset = 0;
-      for (const LinearOp* linear : linears) {
-        step.matrices.push_back(device_matrix(linear->matrix));
-        step.bias.push_back(linear->bias ? vector(*linear->bias) : nullptr);
-        step.out_offset.push_back(offset);
-        offset += static_cast<int32_t>(spec_of(linear->out).columns);
+      for (size_t k = 0; k < linears.size(); ++k) {
+        matrices.push_back(device_matrix(linears[k]->matrix));
+        a.bias[k] = linears[k]->bias ? vector(*linears[k]->bias) : nullptr;
+        a.out_offset[k] = offset;
+        offset += static_cast<int32_t>(spec_of(linears[k]->out).columns);
       }
     }
-    share_out(step);
+    const std::vector<int32_t> n_blocks = deal_blocks(matrices, limits_.multiprocessors);
+    std::copy(matrices.begin(), matrices.end(), a.matrices);
+    std::copy(n_blocks.begin(), n_blocks.end(), a.n_blocks);
+    a.x = device(step.input).data;
+    a.inverse_n = 1.0f / static_cast<float>(matrices.front().columns);
+    a.out = out.data;
+    a.out_stride = out.stride;
+    a.fault_op = step.linears.front() + 1;
+    a.fault = plan_.fault;
     if (is_head)
       plan_.head = step;
     else if (after_selection_)
@@ -431,33 +434,6 @@ class Builder {
                                }));
   }
 
-  void share_out(LinearStep& step) {
-    const std::vector<BlockShare> shares = deal_tiles(step.matrices, limits_.multiprocessors);
-    for (const BlockShare& share : shares)
-      step.most_tiles = std::max(step.most_tiles, share.end - share.begin);
-    step.grid = static_cast<int32_t>(shares.size());
-    step.shares = upload(shares);
-  }
-
-  GemvArguments gemv_arguments(const LinearStep& step) const {
-    GemvArguments a;
-    for (size_t i = 0; i < step.matrices.size(); ++i) {
-      a.matrices[i] = step.matrices[i];
-      a.bias[i] = step.bias[i];
-      a.out_offset[i] = step.out_offset[i];
-    }
-    a.x = device(step.input).data;
-    a.norm_weight = step.norm_weight;
-    a.eps = step.eps;
-    a.inverse_n = 1.0f / static_cast<float>(step.matrices.front().columns);
-    a.out = step.out.data;
-    a.out_stride = step.out.stride;
-    a.epilogue = step.epilogue;
-    a.fault_op = step.linears.front() + 1;
-    a.fault = plan_.fault;
-    return a;
-  }
-
   /// The steps and the head as stages of one kernel, if the device and all of them allow it.
   void add_step_program() {
     const auto quantized_bytes =
@@ -468,13 +444,13 @@ class Builder {
     StepTables tables(limits_, quantized);
     for (const Step& step : plan_.steps) {
       if (const auto* linear = std::get_if<LinearStep>(&step))
-        tables.add_linear(gemv_arguments(*linear), true);
+        tables.add_linear(linear->arguments, true);
       else if (const auto* attention = std::get_if<AttentionStep>(&step))
         tables.add_attention(attention->arguments);
       else
         return;
     }
-    GemvArguments head = gemv_arguments(plan_.head);
+    GemvArguments head = plan_.head.arguments;
     head.x = device(plan_.program.residual).data;  // the only row is the selected one
     tables.add_linear(head, true);
     if (!tables.can_run()) return;
@@ -605,7 +581,6 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
   const auto context = static_cast<uint64_t>(context_of(program, options));
   for (const RopeSpec& rope : program.ropes)
     small += 2 * aligned(context * static_cast<uint64_t>(rope.rotary_dims) * 2);
-  small += program.ops.size() * 4096;  // shares
   small += step_table_bytes(most_stages(program), widest_input(program), limits);
   ledger.push_back({"norms, biases, tables", small});
   uint64_t cache = 0;

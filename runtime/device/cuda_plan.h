@@ -29,17 +29,9 @@ struct LinearStep {
   std::vector<int> linears;  // op indices
   int reported_op = -1;      // op that wrote the visible result
   Register input;
-  const float* norm_weight = nullptr;
-  int norm_op = -1;  // op index, if there is a norm
-  float eps = 0.0f;
-  std::vector<DeviceMatrix> matrices;  // kSwiGlu: one, rows of gate and up interleaved
-  std::vector<const float*> bias;      // per matrix, may be null
-  std::vector<int32_t> out_offset;     // per matrix, inside the output row
-  DeviceRegister out;
-  Epilogue epilogue = Epilogue::kStore;
-  const BlockShare* shares = nullptr;
-  int32_t grid = 0;
-  int32_t most_tiles = 0;
+  int norm_op = -1;         // op index, if there is a norm
+  GemvArguments arguments;  // of one row of the input's register; x and tokens differ per run.
+                            // kSwiGlu: one matrix, rows of gate and up interleaved
 };
 
 struct AttentionStep {

@@ -110,7 +110,9 @@ __device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4]
   uint32_t q[4], shifted[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    q[i] = static_cast<uint32_t>(__float2int_rn(__fmul_rn(y[i], inverse)));
+    // The product is exact, so that the sum is the product rounded to an integer; its low two bytes
+    // are q's.
+    q[i] = __float_as_uint(__fmaf_rn(y[i], inverse, 12582912.0f));
     shifted[i] = q[i] + 128;
   }
   // l is the low byte of q as it stands, h the second byte of q + 128.
@@ -144,6 +146,79 @@ __device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4]
     out.scales[group] = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
   }
   return top;
+}
+
+/// The larger of two magnitudes as bits; of a NaN, one above all numbers.
+__device__ __forceinline__ float larger_magnitude(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return c;
+}
+
+/// The same for four groups at once, from `first_group` on: eight lanes have a group each, lane
+/// h·4 + t of them words t, t + 4, t + 8 and t + 12 of its half h, a word being four columns: what
+/// one lane stores of a plane is one 16-byte word. Gives the largest magnitude of the lane's group.
+/// A quarter of the instructions for each group. Without out.sums16 these are left out.
+__device__ __forceinline__ uint32_t quantize_four_groups(const float (&y)[4][4], int first_group,
+                                                         int lane, const GroupTarget& out,
+                                                         int groups) {
+  const int group = first_group + lane / 8, t = lane % 4, half = lane / 4 % 2;
+  const bool stores = group < groups;
+  float largest = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = larger_magnitude(largest, y[k][i]);
+#pragma unroll
+  for (int mask = 1; mask <= 4; mask <<= 1)
+    largest = larger_magnitude(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
+  const uint32_t top = __float_as_uint(largest);
+  const int e = min(100, block_exponent(largest));
+  const float inverse = __uint_as_float(static_cast<uint32_t>(127 - e) << 23);
+  uint32_t high[4], low[4];
+  int both[4];  // sums of four columns: 65,536 · high + low
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    uint32_t q[4], shifted[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      q[i] = __float_as_uint(__fmaf_rn(y[k][i], inverse, 12582912.0f));
+      shifted[i] = q[i] + 128;
+    }
+    low[k] = __byte_perm(__byte_perm(q[0], q[1], 0x0040), __byte_perm(q[2], q[3], 0x0040), 0x5410);
+    high[k] = __byte_perm(__byte_perm(shifted[0], shifted[1], 0x0051),
+                          __byte_perm(shifted[2], shifted[3], 0x0051), 0x5410);
+    both[k] = __dp4a(static_cast<int>(low[k]), 0x01010101,
+                     65536 * __dp4a(static_cast<int>(high[k]), 0x01010101, 0));
+  }
+  if (stores) {
+    uint4* planes = reinterpret_cast<uint4*>(out.planes) + group * 16 + half * 8 + t;
+    planes[0] = make_uint4(high[0], high[1], high[2], high[3]);
+    planes[4] = make_uint4(low[0], low[1], low[2], low[3]);
+  }
+  // Lane t keeps word t's sum over the four lanes of its half: 16 columns.
+  const bool upper = (t & 2) != 0, odd = (t & 1) != 0;
+  const int kept0 = upper ? both[2] : both[0], kept1 = upper ? both[3] : both[1];
+  const int sent0 = upper ? both[0] : both[2], sent1 = upper ? both[1] : both[3];
+  const int two0 = kept0 + __shfl_xor_sync(0xffffffffu, sent0, 2);
+  const int two1 = kept1 + __shfl_xor_sync(0xffffffffu, sent1, 2);
+  const int packed = (odd ? two1 : two0) + __shfl_xor_sync(0xffffffffu, odd ? two0 : two1, 1);
+  const int low_sum = static_cast<int16_t>(packed & 0xffff), high_sum = (packed - low_sum) >> 16;
+  const int sum16 = 256 * high_sum + low_sum;
+  const int sum32 = sum16 + __shfl_xor_sync(0xffffffffu, sum16, 1);
+  int sum128 = sum32 + __shfl_xor_sync(0xffffffffu, sum32, 2);
+  sum128 += __shfl_xor_sync(0xffffffffu, sum128, 4);
+  if (stores) {
+    if (out.sums16 != nullptr)
+      out.sums16[group * 8 + lane % 8] =
+          (high_sum & 0xffff) | static_cast<int>(static_cast<uint32_t>(low_sum) << 16);
+    if (!odd) out.sums32[group * 4 + lane % 8 / 2] = sum32;
+    if (lane % 8 == 0) {
+      out.sums128[group] = sum128;
+      out.scales[group] = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
+    }
+  }
+  return stores ? top : 0;
 }
 
 __device__ __forceinline__ void quantize_group(const float (&y)[4], int group, int lane,

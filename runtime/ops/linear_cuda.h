@@ -102,6 +102,13 @@ ASSAY_HD constexpr uint64_t matrix_bytes(const DeviceMatrix& m) {
          static_cast<uint64_t>(m.unit_bytes);
 }
 
+/// Bytes that a multiplication reads: all but the padding of the last groups of a row.
+ASSAY_HD constexpr uint64_t bytes_read(const DeviceMatrix& m) {
+  const int padding = m.segments * kSegmentGroups - m.groups;
+  return matrix_bytes(m) - static_cast<uint64_t>(m.tiles) * static_cast<uint64_t>(padding) *
+                               static_cast<uint64_t>(words_per_group(m.kind)) * 16;
+}
+
 /// Header of a unit; its codes begin header_bytes later.
 ASSAY_HD const std::byte* unit_at(const DeviceMatrix& m, int tile, int segment) {
   return m.units + (static_cast<size_t>(tile) * static_cast<size_t>(m.segments) +
@@ -126,8 +133,10 @@ struct InputLayout {
   int planes, sums16, sums32, sums128, scales;
 };
 
-/// Takes room for them at `offset`, which moves on; every part at a multiple of 16.
-ASSAY_HD constexpr InputLayout input_layout(int& offset, int groups, int tokens) {
+/// Takes room for them at `offset`, which moves on; every part at a multiple of 16. Without
+/// has_sums16 (kSuper6 alone reads them) there is no place for those: −1.
+ASSAY_HD constexpr InputLayout input_layout(int& offset, int groups, int tokens,
+                                            bool has_sums16 = true) {
   InputLayout at{};
   const auto take = [&offset](int bytes) {
     const int here = offset;
@@ -135,7 +144,7 @@ ASSAY_HD constexpr InputLayout input_layout(int& offset, int groups, int tokens)
     return here;
   };
   at.planes = take(tokens * groups * 256);
-  at.sums16 = take(tokens * groups * 32);
+  at.sums16 = has_sums16 ? take(tokens * groups * 32) : -1;
   at.sums32 = take(tokens * groups * 16);
   at.sums128 = take(tokens * groups * 4);
   at.scales = take(tokens * groups * 4);
@@ -162,12 +171,12 @@ inline constexpr int kMaxGemvMatrices = 3;
 inline constexpr int kMaxGemvTokens = 4;
 
 /// One launch: up to three matrices that read the same vector; out row of matrix m starts at
-/// out_offset[m].
+/// out_offset[m]. The tiles of matrix m are dealt evenly to n_blocks[m] thread blocks of their own.
 struct GemvArguments {
-  DeviceMatrix matrices[kMaxGemvMatrices];
+  DeviceMatrix matrices[kMaxGemvMatrices];  // those without units are not there
   const float* bias[kMaxGemvMatrices] = {};
   int32_t out_offset[kMaxGemvMatrices] = {};
-  const BlockShare* shares = nullptr;  // (grid)
+  int32_t n_blocks[kMaxGemvMatrices] = {};
   const float* x = nullptr;            // (tokens, columns) fp32
   const float* norm_weight = nullptr;  // null: quantize only
   float eps = 0.0f;
@@ -175,16 +184,23 @@ struct GemvArguments {
   float* out = nullptr;    // (tokens, out_stride)
   int32_t out_stride = 0;
   int32_t tokens = 1;
-  int32_t most_tiles = 0;  // largest share: sizes the shared memory
-  int32_t ring_bytes = 0;  // per warp; set by the launch
+  // x was there before the first of the dependent launches that this one belongs to: it is read at
+  // once, and only results wait for the launch before.
+  bool input_given = false;
   Epilogue epilogue = Epilogue::kStore;
   int32_t fault_op = 0;
   DeviceFault* fault = nullptr;
 };
 
+ASSAY_HD constexpr int n_matrices(const GemvArguments& a) {
+  int n = 0;
+  while (n < kMaxGemvMatrices && a.matrices[n].units != nullptr) ++n;
+  return n;
+}
+
 /// y = W·quantize(norm(x)): 1 … 4 tokens. Reads the weights once. Enqueues on `stream`; with
 /// `dependent`, as a programmatic dependent launch.
-void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream);
+void launch_gemv(const GemvArguments& arguments, bool dependent, cudaStream_t stream);
 
 /// rms_norm (if norm_weight) and quantization of rows to `out`.
 void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,

@@ -1,4 +1,8 @@
 #include <algorithm>
+#include <iterator>
+#include <numeric>
+#include <optional>
+#include <string>
 
 #include "runtime/device/cuda_support.h"
 #include "runtime/ops/linear_vector_cuda.cuh"
@@ -6,65 +10,31 @@
 namespace assay::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-
 // One thread block per multiprocessor and launch, of at most half a multiprocessor's registers and
 // shared memory where that suffices: the next kernel's thread block then sits beside this one,
-// fills its ring with weights and waits for its input.
+// fills its ring with weights and waits for its input. Where it need not wait (input_given), four
+// launches lie beside each other, with a thread block of a quarter each.
+constexpr int kWarps = 8;
+constexpr int kGivenWarps = 4;
 constexpr int kMostSlots = 8;
-constexpr int kHeldGroups = 4;  // groups of the input that a warp keeps in registers
 
 /// A warp's ring: `slots` parts of codes, then the headers of `header_slots` units.
 struct RingShape {
-  int slots, header_slots, part_bytes, header_bytes;
+  int32_t slots, header_slots, part_bytes, header_bytes;
   __host__ __device__ int bytes() const { return slots * part_bytes + header_slots * header_bytes; }
 };
 
-/// The largest ring in `bytes` (a multiple of 128); slots is 0 if there is no room for one.
-__host__ __device__ inline RingShape ring_shape(const DeviceMatrix& m, int bytes) {
-  RingShape ring{};
-  const int groups = part_groups(m.kind), parts = kSegmentGroups / groups;
-  ring.part_bytes = groups * words_per_group(m.kind) * 16;
-  ring.header_bytes = m.header_bytes;
-  for (int slots = parts; slots <= kMostSlots; slots += parts) {
-    RingShape larger = ring;
-    larger.slots = slots;
-    larger.header_slots = slots / parts + 1;
-    if (larger.bytes() > bytes) break;
-    ring = larger;
-  }
-  return ring;
-}
-
-/// Shared memory of one thread block: rings of all warps, barriers, activations of up to four
-/// tokens, then segment sums.
+/// Shared memory of one thread block: activations of up to four tokens, segment sums, barriers,
+/// then the rings of all warps.
 struct SharedLayout {
-  int barriers, zero;
   InputLayout inputs;
-  int partial, segment_sums, bytes;
+  int32_t zero, partial, segment_sums, barriers, rings, ring_bytes, bytes;
+  RingShape shapes[kMaxGemvMatrices];
 };
-
-__host__ __device__ inline SharedLayout shared_layout(int ring_bytes, int columns, int groups,
-                                                      int tokens, int sums) {
-  SharedLayout at{};
-  int offset = ring_bytes * kWarps;
-  const auto take = [&offset](int bytes) {
-    const int here = offset;
-    offset += (bytes + 15) / 16 * 16;
-    return here;
-  };
-  at.barriers = take(kWarps * kMostSlots * 8);
-  at.zero = take(kZeroBytes);
-  at.inputs = input_layout(offset, groups, tokens);
-  at.partial = take((columns + 255) / 256 * 4);
-  at.segment_sums = take(sums * 4);
-  at.bytes = offset;
-  return at;
-}
 
 /// 1 / sqrt(mean(x²) + eps) of a row in global memory, by all warps of the thread block. `partial`
 /// holds one float per 256 columns. Ends with every thread holding the value.
+template <int kWarps>
 __device__ __forceinline__ float inverse_rms_of(const float* x, int columns, float eps,
                                                 float inverse_n, float* partial) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -90,83 +60,62 @@ __device__ __forceinline__ float inverse_rms_of(const float* x, int columns, flo
     }
   }
   __syncthreads();
-  float total = partial[0];
-  for (int block = 1; block < n_blocks; ++block) total = __fadd_rn(total, partial[block]);
+  const float total = ascending_sum(partial, n_blocks, 1);
   const float mean = __fmul_rn(total, inverse_n);
   return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, eps)));
 }
 
-/// Weights of the norm for the groups that a warp keeps in registers; they depend on no other
-/// kernel.
-struct HeldNorm {
-  float weight[kHeldGroups][4];
+/// Sixteen columns of four groups of a row for each lane, as quantize_four_groups() takes them.
+struct FourGroups {
+  float v[4][4];
+
+  __device__ __forceinline__ void load(const float* row, int first_group, int lane, int columns) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      load_word(row, (first_group + lane / 8) * 32 + lane / 4 % 2 * 16 + lane % 4 + 4 * k, columns,
+                v[k]);
+  }
 };
 
-__device__ __forceinline__ void load_norm(const GemvArguments& a, int columns, int groups,
-                                          HeldNorm& norm) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int k = 0; k < kHeldGroups; ++k) {
-    const int group = warp + k * kWarps;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) norm.weight[k][i] = 0.0f;
-    if (a.norm_weight != nullptr && group < groups)
-      load_columns(a.norm_weight, group, lane, columns, norm.weight[k]);
-  }
-}
-
 /// Norm and quantization of all tokens into shared memory; every thread block does it for itself.
+/// `weight`: the norm's of the warp's first groups.
+template <int kWarps>
 __device__ __forceinline__ void prepare_inputs(const GemvArguments& a, int columns, int groups,
-                                               const SharedLayout& at, const HeldNorm& norm,
+                                               const SharedLayout& at, const FourGroups& weight,
                                                uint8_t* shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const bool has_norm = a.norm_weight != nullptr;
   for (int token = 0; token < a.tokens; ++token) {
     const float* from = a.x + static_cast<size_t>(token) * columns;
     const GroupTarget target{
         reinterpret_cast<uint32_t*>(shared + at.inputs.planes) + token * groups * 64,
-        reinterpret_cast<int32_t*>(shared + at.inputs.sums16) + token * groups * 8,
+        at.inputs.sums16 < 0
+            ? nullptr
+            : reinterpret_cast<int32_t*>(shared + at.inputs.sums16) + token * groups * 8,
         reinterpret_cast<int32_t*>(shared + at.inputs.sums32) + token * groups * 4,
         reinterpret_cast<int32_t*>(shared + at.inputs.sums128) + token * groups,
         reinterpret_cast<float*>(shared + at.inputs.scales) + token * groups};
-    constexpr int kRound = kHeldGroups * kWarps;
-    float y[kHeldGroups][4], next[kHeldGroups][4];
-    const auto load = [&](const float* row, int base, float(&to)[kHeldGroups][4]) {
-#pragma unroll
-      for (int k = 0; k < kHeldGroups; ++k) {
-        const int group = base + k * kWarps;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) to[k][i] = 0.0f;
-        if (group < groups) load_columns(row, group, lane, columns, to[k]);
-      }
-    };
-    const bool has_norm = a.norm_weight != nullptr;
+    FourGroups x, next;
+    x.load(from, warp * 4, lane, columns);
     float r = 1.0f;
-    load(from, warp, y);
     if (has_norm)
-      r = inverse_rms_of(from, columns, a.eps, a.inverse_n,
-                         reinterpret_cast<float*>(shared + at.partial));
-    for (int base = warp; base < groups; base += kRound) {
-      load(from, base + kRound, next);  // on its way while this round is quantized
-      float weight[kHeldGroups][4];
-      if (has_norm && base == warp) {
+      r = inverse_rms_of<kWarps>(from, columns, a.eps, a.inverse_n,
+                                 reinterpret_cast<float*>(shared + at.partial));
+#pragma unroll 1
+    for (int group = warp * 4; group < groups; group += kWarps * 4) {
+      next.load(from, group + kWarps * 4, lane, columns);  // while this one is quantized
+      if (has_norm) {
+        FourGroups w = weight;
+        if (group != warp * 4) w.load(a.norm_weight, group, lane, columns);
 #pragma unroll
-        for (int k = 0; k < kHeldGroups; ++k)
+        for (int k = 0; k < 4; ++k)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) weight[k][i] = norm.weight[k][i];
-      } else if (has_norm) {
-        load(a.norm_weight, base, weight);
+          for (int i = 0; i < 4; ++i) x.v[k][i] = __fmul_rn(__fmul_rn(x.v[k][i], r), w.v[k][i]);
       }
-#pragma unroll
-      for (int k = 0; k < kHeldGroups; ++k) {
-        if (has_norm) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) y[k][i] = __fmul_rn(__fmul_rn(y[k][i], r), weight[k][i]);
-        }
-        if (base + k * kWarps < groups)
-          quantize_group(y[k], base + k * kWarps, lane, target, a.fault_op, a.fault);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) y[k][i] = next[k][i];
-      }
+      const uint32_t top = quantize_four_groups(x.v, group, lane, target, groups);
+      if (top > kLargestActivation && lane % 8 == 0)
+        report_fault(a.fault, a.fault_op, (group + lane / 8) * kGroupColumns, __uint_as_float(top));
+      x = next;
     }
     __syncthreads();
   }
@@ -218,12 +167,13 @@ __device__ __forceinline__ void start_copy(const PartCopy& copy, uint32_t barrie
 }
 
 /// The parts of a warp's units, unit warp, warp + kWarps, … of the thread block's share, in order.
+template <int kWarps>
 class Ring {
  public:
-  __device__ Ring(const DeviceMatrix& m, const BlockShare& share, int ring_bytes, uint8_t* memory,
-                  uint32_t barriers, int warp, int lane)
+  __device__ Ring(const DeviceMatrix& m, const BlockShare& share, const RingShape& shape,
+                  uint8_t* memory, uint32_t barriers, int warp, int lane)
       : m_(m),
-        shape_(ring_shape(m, ring_bytes)),
+        shape_(shape),
         part_groups_(part_groups(m.kind)),
         group_words_(words_per_group(m.kind)),
         memory_(memory),
@@ -306,7 +256,7 @@ class Ring {
 };
 
 /// Segment sums of one unit for two to four tokens: column pair i of the products is token i.
-template <MatrixKind kKind, int kPieces>
+template <MatrixKind kKind, int kPieces, typename Ring>
 __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, const Inputs& in,
                                              int segment, int lane, float (&acc)[2],
                                              uint32_t& worst) {
@@ -336,10 +286,10 @@ __device__ __forceinline__ void several_unit(const DeviceMatrix& m, Ring& ring, 
 }
 
 /// All units of a warp; segment sums go to shared memory.
-template <MatrixKind kKind, int kPieces, bool kSingle>
-__device__ __forceinline__ void run_units(const GemvArguments& a, const DeviceMatrix& m, Ring& ring,
-                                          const Inputs& inputs, int n_units, float* segment_sums,
-                                          uint32_t& worst) {
+template <MatrixKind kKind, int kPieces, bool kSingle, int kWarps>
+__device__ __forceinline__ void run_units(const GemvArguments& a, const DeviceMatrix& m,
+                                          Ring<kWarps>& ring, const Inputs& inputs, int n_units,
+                                          float* segment_sums, uint32_t& worst) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   int segment = warp % m.segments;
 #pragma unroll 1
@@ -360,26 +310,33 @@ __device__ __forceinline__ void run_units(const GemvArguments& a, const DeviceMa
   }
 }
 
-template <bool kSingle>
-__global__ __launch_bounds__(kThreads,
-                             2) void gemv_kernel(const __grid_constant__ GemvArguments a) {
+/// The tiles of this thread block.
+__device__ __forceinline__ BlockShare own_share(const GemvArguments& a) {
+  int block = static_cast<int>(blockIdx.x), matrix = 0;
+  while (block >= a.n_blocks[matrix]) block -= a.n_blocks[matrix++];
+  const int tiles = a.matrices[matrix].tiles, n_blocks = a.n_blocks[matrix];
+  return {matrix, tiles * block / n_blocks, tiles * (block + 1) / n_blocks};
+}
+
+template <bool kSingle, int kWarps>
+__global__ __launch_bounds__(kWarps * 32, 16 / kWarps) void gemv_kernel(
+    const __grid_constant__ GemvArguments a, const __grid_constant__ SharedLayout at) {
   extern __shared__ __align__(128) uint8_t shared[];
+  constexpr int kThreads = kWarps * 32;
   launch_dependents();
-  const BlockShare share = a.shares[blockIdx.x];
+  const BlockShare share = own_share(a);
   const DeviceMatrix& m = a.matrices[share.matrix];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int n_tiles = share.end - share.begin, n_units = n_tiles * m.segments;
-  const SharedLayout at = shared_layout(a.ring_bytes, m.columns, m.groups, a.tokens,
-                                        a.most_tiles * m.segments * kTileRows * a.tokens);
   float* segment_sums = reinterpret_cast<float*>(shared + at.segment_sums);
 
-  Ring ring(m, share, a.ring_bytes, shared + warp * a.ring_bytes,
-            shared_address(shared + at.barriers) + warp * kMostSlots * 8, warp, lane);
+  Ring<kWarps> ring(m, share, at.shapes[share.matrix], shared + at.rings + warp * at.ring_bytes,
+                    shared_address(shared + at.barriers) + warp * kMostSlots * 8, warp, lane);
   if (threadIdx.x < kZeroBytes / 4) reinterpret_cast<uint32_t*>(shared + at.zero)[threadIdx.x] = 0;
-  HeldNorm norm;
-  load_norm(a, m.columns, m.groups, norm);
+  FourGroups norm{};
+  if (a.norm_weight != nullptr) norm.load(a.norm_weight, warp * 4, lane, m.columns);
 
-  wait_for_inputs();
+  if (!a.input_given) wait_for_inputs();
   // What the result is added to is no result of the kernel before: fetched early.
   const int n_outputs =
       n_tiles * (a.epilogue == Epilogue::kSwiGlu ? kTileRows / 2 : kTileRows) * a.tokens;
@@ -390,28 +347,25 @@ __global__ __launch_bounds__(kThreads,
   };
   const auto row_of = [&](int i) { return share.begin * kTileRows + i % (n_tiles * kTileRows); };
   float before = 0.0f;
-  if (a.epilogue == Epilogue::kAddTo && static_cast<int>(threadIdx.x) < n_outputs &&
-      row_of(static_cast<int>(threadIdx.x)) < m.rows)
+  if (a.epilogue == Epilogue::kAddTo && !a.input_given &&
+      static_cast<int>(threadIdx.x) < n_outputs && row_of(static_cast<int>(threadIdx.x)) < m.rows)
     before = __ldcg(target_of(static_cast<int>(threadIdx.x)));
-  prepare_inputs(a, m.columns, m.groups, at, norm, shared);
+  prepare_inputs<kWarps>(a, m.columns, m.groups, at, norm, shared);
 
   uint32_t worst = 0;
   const Inputs inputs(shared, at.inputs, m.groups, kSingle ? 0 : min(lane / 8, a.tokens - 1),
                       kSingle ? 0 : min(lane % 4, a.tokens - 1), at.zero, lane);
   dispatch_kind(m, [&]<MatrixKind kKind, int kPieces>() {
-    run_units<kKind, kPieces, kSingle>(a, m, ring, inputs, n_units, segment_sums, worst);
+    run_units<kKind, kPieces, kSingle, kWarps>(a, m, ring, inputs, n_units, segment_sums, worst);
   });
   if (worst >= 0x7f800000u)
     report_fault(a.fault, a.fault_op, share.begin * kTileRows, __uint_as_float(worst));
   __syncthreads();
+  if (a.input_given) wait_for_inputs();
 
-  // Segment sums in ascending order; the total starts as the first.
   const auto total = [&](int token, int row_tile, int row) {
-    const float* from = segment_sums + (token * n_units + row_tile * m.segments) * kTileRows + row;
-    float sum = from[0];
-#pragma unroll 8
-    for (int s = 1; s < m.segments; ++s) sum = __fadd_rn(sum, from[s * kTileRows]);
-    return sum;
+    return ascending_sum(segment_sums + (token * n_units + row_tile * m.segments) * kTileRows + row,
+                         m.segments, kTileRows);
   };
   if (a.epilogue == Epilogue::kSwiGlu) {
     for (int i = static_cast<int>(threadIdx.x); i < n_outputs; i += kThreads) {
@@ -431,20 +385,22 @@ __global__ __launch_bounds__(kThreads,
     if (bias != nullptr) y = __fadd_rn(y, __ldg(bias + row_of(i)));
     float* target = target_of(i);
     if (a.epilogue == Epilogue::kAddTo) {
-      if (i >= kThreads) before = __ldcg(target);
+      if (i >= kThreads || a.input_given) before = __ldcg(target);
       y = __fadd_rn(before, y);
     }
     *target = y;
   }
 }
 
-__global__ __launch_bounds__(kThreads) void norm_quantize_kernel(
+constexpr int kQuantizeThreads = 256;
+
+__global__ __launch_bounds__(kQuantizeThreads) void norm_quantize_kernel(
     const float* x, int x_stride, const float* norm_weight, float eps, float inverse_n, int columns,
     DeviceActivations out, int32_t fault_op, DeviceFault* fault) {
   extern __shared__ float row[];
   const int token = static_cast<int>(blockIdx.x);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  for (int i = static_cast<int>(threadIdx.x); i < columns; i += kThreads)
+  for (int i = static_cast<int>(threadIdx.x); i < columns; i += kQuantizeThreads)
     row[i] = __ldcg(x + static_cast<size_t>(token) * x_stride + i);
   __syncthreads();
   float r = 1.0f;
@@ -453,7 +409,7 @@ __global__ __launch_bounds__(kThreads) void norm_quantize_kernel(
   const GroupTarget target{reinterpret_cast<uint32_t*>(out.planes) + token * groups * 64,
                            out.sums16 + token * groups * 8, out.sums32 + token * groups * 4,
                            out.sums128 + token * groups, out.scales + token * groups};
-  for (int group = warp; group < out.groups; group += kWarps) {
+  for (int group = warp; group < out.groups; group += kQuantizeThreads / 32) {
     float y[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -469,66 +425,90 @@ __global__ __launch_bounds__(kThreads) void norm_quantize_kernel(
   }
 }
 
-}  // namespace
-
-namespace {
-
-/// Sizes the rings: what half a multiprocessor has left beside the activations, or, if that is no
-/// ring at all, what a whole one has. Returns the bytes of shared memory.
-int size_rings(GemvArguments& a) {
-  int fixed = 0;
-  for (const DeviceMatrix& m : a.matrices) {
-    if (m.units == nullptr) continue;
-    fixed = std::max(fixed, shared_layout(0, m.columns, m.groups, a.tokens,
-                                          a.most_tiles * m.segments * kTileRows * a.tokens)
-                                .bytes);
+/// The largest ring in `bytes`; slots is 0 if there is no room for one.
+RingShape ring_shape(const DeviceMatrix& m, int bytes) {
+  const int groups = part_groups(m.kind), parts = kSegmentGroups / groups;
+  RingShape ring{0, 0, groups * words_per_group(m.kind) * 16, m.header_bytes};
+  for (int slots = 1; slots <= kMostSlots; ++slots) {
+    // A header stays until the last part of its unit was used.
+    const RingShape larger{slots, (slots + parts - 2) / parts + 1, ring.part_bytes,
+                           ring.header_bytes};
+    if (larger.bytes() > bytes) break;
+    ring = larger;
   }
-  const DeviceLimits& limits = current_limits();
-  const int half = std::min(limits.block_shared, limits.multi_shared / 2 - limits.reserved_shared);
-  for (const int limit : {half, limits.block_shared}) {
-    a.ring_bytes = (limit - fixed) / kWarps / 128 * 128;
-    bool fits = a.ring_bytes > 0;
-    int needed = 0;
-    for (const DeviceMatrix& m : a.matrices) {
-      if (m.units == nullptr) continue;
-      const RingShape ring = ring_shape(m, a.ring_bytes);
-      fits = fits && ring.slots > 0;
-      needed = std::max(needed, ring.bytes());
-    }
-    if (!fits) continue;
-    a.ring_bytes = (needed + 127) / 128 * 128;
-    return fixed + a.ring_bytes * kWarps;
-  }
-  throw UnsupportedError("cuda: a matrix of " + std::to_string(a.matrices[0].columns) +
-                         " columns does not fit the vector kernel on this GPU; use --device cpu");
+  return ring;
 }
 
-template <bool kSingle>
-void launch_tokens(const GemvArguments& from, int grid, bool dependent, cudaStream_t stream) {
-  GemvArguments arguments = from;
-  const int shared_bytes = size_rings(arguments);
-  allow_shared(reinterpret_cast<const void*>(gemv_kernel<kSingle>), shared_bytes,
-               "the vector kernel");
+/// What a thread block of `n_warps` keeps in at most `limit` bytes; nothing if that is too little.
+std::optional<SharedLayout> shared_layout(const GemvArguments& a, int n_warps, int limit) {
+  const DeviceMatrix& first = a.matrices[0];
+  SharedLayout at{};
+  int offset = 0, most_tiles = 0;
+  bool has_sums16 = false;
+  for (int i = 0; i < n_matrices(a); ++i) {
+    const DeviceMatrix& m = a.matrices[i];
+    most_tiles = std::max(most_tiles, (m.tiles + a.n_blocks[i] - 1) / a.n_blocks[i]);
+    has_sums16 = has_sums16 || m.kind == MatrixKind::kSuper6;
+  }
+  const auto take = [&offset](int bytes) {
+    const int here = offset;
+    offset += (bytes + 15) / 16 * 16;
+    return here;
+  };
+  at.inputs = input_layout(offset, first.groups, a.tokens, has_sums16);
+  at.zero = take(kZeroBytes);
+  at.partial = take((first.columns + 255) / 256 * 4);
+  at.segment_sums = take(most_tiles * first.segments * kTileRows * 4 * a.tokens);
+  at.barriers = take(n_warps * kMostSlots * 8);
+  at.rings = (offset + 127) / 128 * 128;
+  const int room = (limit - at.rings) / n_warps / 128 * 128;
+  for (int i = 0; i < n_matrices(a); ++i) {
+    at.shapes[i] = ring_shape(a.matrices[i], room);
+    if (at.shapes[i].slots == 0) return std::nullopt;
+    at.ring_bytes = std::max(at.ring_bytes, (at.shapes[i].bytes() + 127) / 128 * 128);
+  }
+  at.bytes = at.rings + n_warps * at.ring_bytes;
+  return at;
+}
+
+template <bool kSingle, int kWarps>
+void launch_with(const GemvArguments& a, const SharedLayout& at, bool dependent,
+                 cudaStream_t stream) {
+  const auto kernel = gemv_kernel<kSingle, kWarps>;
+  allow_shared(reinterpret_cast<const void*>(kernel), at.bytes, "the vector kernel");
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(grid));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.gridDim = dim3(static_cast<unsigned>(
+      std::accumulate(std::begin(a.n_blocks), std::begin(a.n_blocks) + n_matrices(a), int32_t{0})));
+  config.blockDim = dim3(kWarps * 32);
+  config.dynamicSmemBytes = static_cast<size_t>(at.bytes);
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
-  ASSAY_CUDA(cudaLaunchKernelEx(&config, gemv_kernel<kSingle>, arguments));
+  ASSAY_CUDA(cudaLaunchKernelEx(&config, kernel, a, at));
 }
 
 }  // namespace
 
-void launch_gemv(const GemvArguments& arguments, int grid, bool dependent, cudaStream_t stream) {
-  if (arguments.tokens == 1)
-    launch_tokens<true>(arguments, grid, dependent, stream);
-  else
-    launch_tokens<false>(arguments, grid, dependent, stream);
+void launch_gemv(const GemvArguments& a, bool dependent, cudaStream_t stream) {
+  const DeviceLimits& limits = current_limits();
+  const auto share = [&](int n) {
+    return std::min(limits.block_shared, limits.multi_shared / n - limits.reserved_shared);
+  };
+  if (a.tokens == 1 && a.input_given && dependent) {
+    if (const auto at = shared_layout(a, kGivenWarps, share(16 / kGivenWarps)))
+      return launch_with<true, kGivenWarps>(a, *at, dependent, stream);
+  }
+  for (const int bytes : {share(16 / kWarps), limits.block_shared}) {
+    const auto at = shared_layout(a, kWarps, bytes);
+    if (!at) continue;
+    if (a.tokens == 1) return launch_with<true, kWarps>(a, *at, dependent, stream);
+    return launch_with<false, kWarps>(a, *at, dependent, stream);
+  }
+  throw UnsupportedError("cuda: a matrix of " + std::to_string(a.matrices[0].columns) +
+                         " columns does not fit the vector kernel on this GPU; use --device cpu");
 }
 
 void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_weight, float eps,
@@ -537,9 +517,9 @@ void launch_norm_quantize(const float* x, int32_t x_stride, const float* norm_we
   const int shared_bytes = (columns + (columns + 255) / 256) * 4;
   allow_shared(reinterpret_cast<const void*>(norm_quantize_kernel), shared_bytes,
                "the norm of so wide a vector");
-  norm_quantize_kernel<<<static_cast<unsigned>(tokens), kThreads, static_cast<size_t>(shared_bytes),
-                         stream>>>(x, x_stride, norm_weight, eps, inverse_n, columns, out, fault_op,
-                                   fault);
+  norm_quantize_kernel<<<static_cast<unsigned>(tokens), kQuantizeThreads,
+                         static_cast<size_t>(shared_bytes), stream>>>(
+      x, x_stride, norm_weight, eps, inverse_n, columns, out, fault_op, fault);
   ASSAY_CUDA(cudaGetLastError());
 }
 

@@ -14,16 +14,13 @@ ASSAY_HD constexpr int part_groups(MatrixKind kind) {
   return words_per_group(kind) <= 64 ? 4 : words_per_group(kind) <= 128 ? 2 : 1;
 }
 
-/// Four columns of a group per lane; 0 past the end.
-__device__ __forceinline__ void load_columns(const float* x, int group, int lane, int columns,
-                                             float (&y)[4]) {
-  const int first = group * kGroupColumns + lane * 4;
-  if (columns % 4 == 0 && first < columns) {
-    const float4 v = __ldcg(reinterpret_cast<const float4*>(x + first));
-    y[0] = v.x;
-    y[1] = v.y;
-    y[2] = v.z;
-    y[3] = v.w;
+/// Four columns of a row from column 4·word on; 0 past the end.
+__device__ __forceinline__ void load_word(const float* x, int word, int columns, float (&y)[4]) {
+  const int first = word * 4;
+  if (columns % 4 == 0) {
+    float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (first < columns) v = __ldcg(reinterpret_cast<const float4*>(x + first));
+    y[0] = v.x, y[1] = v.y, y[2] = v.z, y[3] = v.w;
     return;
   }
 #pragma unroll
@@ -32,6 +29,21 @@ __device__ __forceinline__ void load_columns(const float* x, int group, int lane
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+/// The sum of n numbers, `stride` apart, in ascending order; starts as the first. Eight are loaded
+/// at a time.
+__device__ __forceinline__ float ascending_sum(const float* from, int n, int stride) {
+  float sum = -0.0f;  // changes nothing that it is added to
+#pragma unroll 1
+  for (int first = 0; first < n; first += 8) {
+    float v[8];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) v[k] = first + k < n ? from[(first + k) * stride] : -0.0f;
+#pragma unroll
+    for (int k = 0; k < 8; ++k) sum = __fadd_rn(sum, v[k]);
+  }
+  return sum;
 }
 
 __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {

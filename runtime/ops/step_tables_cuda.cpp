@@ -4,8 +4,7 @@
 
 namespace assay::cuda {
 
-std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& all, int n_blocks,
-                                   int granule) {
+std::vector<int32_t> deal_blocks(const std::vector<DeviceMatrix>& all, int n_blocks, int granule) {
   std::vector<DeviceMatrix> matrices = all;
   for (DeviceMatrix& m : matrices) m.tiles /= granule;
   const auto cost = [](const DeviceMatrix& m) { return int64_t{m.segments} * m.unit_bytes; };
@@ -28,10 +27,10 @@ std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& all, int n_b
   };
   const auto most = std::partition_point(candidates.begin(), candidates.end(),
                                          [&](int64_t bytes) { return !enough(bytes); });
-  std::vector<int64_t> blocks;
+  std::vector<int32_t> blocks;
   int64_t left = n_blocks;
   for (const DeviceMatrix& m : matrices) {
-    blocks.push_back(most == candidates.end() ? 1 : blocks_for(m, *most));
+    blocks.push_back(most == candidates.end() ? 1 : static_cast<int32_t>(blocks_for(m, *most)));
     left -= blocks.back();
   }
   for (; left > 0; --left) {  // the rest where the shares are largest
@@ -47,12 +46,25 @@ std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& all, int n_b
     if (largest == matrices.size()) break;
     ++blocks[largest];
   }
+  return blocks;
+}
+
+int32_t independent_blocks(int32_t tiles, int n_multiprocessors) {
+  const int32_t most = (tiles + n_multiprocessors - 1) / n_multiprocessors;
+  const bool is_even = tiles * 20 >= most * n_multiprocessors * 19;
+  return is_even ? std::min(n_multiprocessors, tiles) : (tiles + most - 1) / most;
+}
+
+std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& matrices, int n_blocks,
+                                   int granule) {
+  const std::vector<int32_t> blocks = deal_blocks(matrices, n_blocks, granule);
   std::vector<BlockShare> shares;
   for (size_t i = 0; i < matrices.size(); ++i)
     for (int64_t b = 0; b < blocks[i]; ++b)
-      shares.push_back({static_cast<int32_t>(i),
-                        static_cast<int32_t>(matrices[i].tiles * b / blocks[i]) * granule,
-                        static_cast<int32_t>(matrices[i].tiles * (b + 1) / blocks[i]) * granule});
+      shares.push_back(
+          {static_cast<int32_t>(i),
+           static_cast<int32_t>(matrices[i].tiles / granule * b / blocks[i]) * granule,
+           static_cast<int32_t>(matrices[i].tiles / granule * (b + 1) / blocks[i]) * granule});
   return shares;
 }
 

@@ -8,9 +8,18 @@
 
 namespace assay::cuda {
 
-/// Deals the tiles of matrices to at most `n_blocks` thread blocks, none across two matrices, so
-/// that the one with most bytes has as few as can be. Shares of one matrix alone are multiples of
-/// `granule` tiles, which divides its number.
+/// How many of at most `n_blocks` thread blocks each matrix gets, so that the one with most bytes
+/// has as few as can be when each matrix is dealt evenly to its own. Shares of one matrix alone are
+/// multiples of `granule` tiles, which divides its number.
+std::vector<int32_t> deal_blocks(const std::vector<DeviceMatrix>& matrices, int n_blocks,
+                                 int granule = 1);
+
+/// Thread blocks for a matrix whose launch overlaps with others (GemvArguments::input_given): all
+/// multiprocessors if that is even within 5 %, or else so many that all have as much, and other
+/// launches fill what they leave.
+int32_t independent_blocks(int32_t tiles, int n_multiprocessors);
+
+/// The shares that these have.
 std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& matrices, int n_blocks,
                                    int granule = 1);
 

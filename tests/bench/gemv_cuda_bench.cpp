@@ -1,8 +1,14 @@
-// Cold GEMV on one GPU: every launch reads a matrix that no cache holds. Each result is compared
-// with the host's bits before it is timed. Prints JSON: per format and shape GB/s and the share of
-// the read bandwidth that the same run measured.
+// Cold GEMV on one GPU: many launches one after the other, of one format and shape, each on a
+// matrix of its own that no cache holds (they are 4 GB together) and with a result of its own. The
+// input is one fp32 vector; that every launch quantizes it for itself is inside the time. Every
+// result is compared with the host's bits before it is timed. Prints JSON: per format and shape the
+// microseconds of one GEMV and its share of the read bandwidth that the same run measured, launched
+//   alone        each launch begins when the one before has ended;
+//   dependent    as programmatic dependent launches: each loads weights while the one before runs,
+//                and reads its input when that has ended, as if it were its result;
+//   independent  the same, but the input was there from the start, so that launches overlap.
 //
-//   gemv_cuda_bench [--quick]
+//   gemv_cuda_bench [--quick]      three shapes instead of eight
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -12,88 +18,23 @@
 #include <string>
 #include <vector>
 
+#include "convert/core/error.h"
 #include "convert/formats/format.h"
 #include "runtime/device/cuda_support.h"
-#include "runtime/ops/linear.h"
 #include "runtime/ops/linear_cuda.h"
-#include "runtime/ops/linear_cuda_pack.h"
 #include "runtime/ops/read_bandwidth_cuda.h"
+#include "runtime/ops/step_tables_cuda.h"
+#include "tests/bench/cuda_bench.h"
 #include "tests/support/random.h"
-#include "tests/support/weight_matrix.h"
 
 namespace assay::cuda {
 namespace {
 
-struct Events {
-  Events() {
-    ASSAY_CUDA(cudaEventCreate(&begin));
-    ASSAY_CUDA(cudaEventCreate(&end));
-  }
-  ~Events() {
-    static_cast<void>(cudaEventDestroy(begin));
-    static_cast<void>(cudaEventDestroy(end));
-  }
-  cudaEvent_t begin = nullptr, end = nullptr;
-};
-
-/// Median milliseconds of `repeats` runs of `body`, after one to warm up.
-template <typename Body>
-double median_ms(cudaStream_t stream, int repeats, const Body& body) {
-  const Events events;
-  std::vector<float> times;
-  for (int i = 0; i < repeats + 1; ++i) {
-    ASSAY_CUDA(cudaEventRecord(events.begin, stream));
-    body();
-    ASSAY_CUDA(cudaEventRecord(events.end, stream));
-    ASSAY_CUDA(cudaEventSynchronize(events.end));
-    float ms = 0;
-    ASSAY_CUDA(cudaEventElapsedTime(&ms, events.begin, events.end));
-    if (i > 0) times.push_back(ms);
-  }
-  std::nth_element(times.begin(), times.begin() + static_cast<long>(times.size() / 2), times.end());
-  return static_cast<double>(times[times.size() / 2]);
-}
-
-constexpr int64_t kPatternRows = 64;  // distinct rows; larger matrices repeat them
-
-/// Matrices whose tiles repeat those of a pattern.
-struct Repeated {
-  DeviceBuffer units;
-  std::vector<DeviceMatrix> matrices;
-};
-
-DeviceBuffer repeat(const std::vector<std::byte>& blob, int pattern_tiles, int tiles, int copies) {
-  const size_t tile_bytes = blob.size() / static_cast<size_t>(pattern_tiles);
-  DeviceBuffer buffer(tile_bytes * static_cast<size_t>(tiles) * static_cast<size_t>(copies));
-  size_t done = std::min(blob.size(), buffer.bytes());
-  ASSAY_CUDA(cudaMemcpy(buffer.data(), blob.data(), done, cudaMemcpyHostToDevice));
-  while (done < buffer.bytes()) {
-    const size_t n = std::min(done, buffer.bytes() - done);
-    ASSAY_CUDA(cudaMemcpy(buffer.data() + done, buffer.data(), n, cudaMemcpyDeviceToDevice));
-    done += n;
-  }
-  return buffer;
-}
-
-Repeated make_repeated(const HostMatrix& pattern, int64_t rows, int copies) {
-  Repeated result;
-  const int tiles = static_cast<int>(rows / kTileRows);
-  result.units = repeat(pattern.units, pattern.shape.tiles, tiles, copies);
-  for (int i = 0; i < copies; ++i) {
-    DeviceMatrix m = pattern.shape;
-    m.rows = static_cast<int32_t>(rows);
-    m.tiles = tiles;
-    m.units = result.units.data() +
-              result.units.bytes() / static_cast<size_t>(copies) * static_cast<size_t>(i);
-    result.matrices.push_back(m);
-  }
-  return result;
-}
+constexpr double kAllBytes = 4e9;  // of the matrices that are read in turn
 
 class Bench {
  public:
-  Bench() {
-    ASSAY_CUDA(cudaDeviceGetAttribute(&n_multiprocessors_, cudaDevAttrMultiProcessorCount, 0));
+  Bench() : limits_(device_limits()) {
     read_gbps_ = measure_read_gbps(stream_.get());
     fmt::print("{{\"read_gbps\": {:.0f}, \"gemv\": [\n", read_gbps_);
   }
@@ -103,86 +44,73 @@ class Bench {
 
  private:
   Stream stream_;
+  DeviceLimits limits_;
   double read_gbps_ = 0;
-  int n_multiprocessors_ = 0;
   bool first_ = true;
 };
 
 void Bench::run(const WeightFormat& format, int64_t group_size, int64_t rows, int64_t columns) {
-  const int64_t group = group_size > 0             ? group_size
-                        : format.fixed_group() > 0 ? format.fixed_group()
-                                                   : columns;
-  const test::WeightMatrix weights =
-      test::random_weight_matrix(format, kPatternRows, columns, group_size, 3);
-  const auto read = [&](int64_t row, IntegerRow& out) {
-    format.read_integers(weights.view, row, out);
-  };
-  const HostMatrix pattern = pack_matrix("bench", format, kPatternRows, columns, group, read);
-  const double bytes =
-      static_cast<double>(pattern.units.size()) * static_cast<double>(rows) / kPatternRows;
-  const int copies = std::max(2, static_cast<int>(400e6 / bytes) + 1);
-  const Repeated repeated = make_repeated(pattern, rows, copies);
-
+  const Pattern pattern(format, group_size, columns, 3);
+  const DeviceMatrix shape = pattern.shape(rows);
+  const auto bytes = static_cast<double>(bytes_read(shape));
+  const int copies = std::max(2, static_cast<int>(kAllBytes / bytes) + 1);
+  const DeviceBuffer units = pattern.repeat(int64_t{shape.tiles} * copies);
   const std::vector<float> x = test::random_floats(static_cast<size_t>(columns), 4);
-  BlockInt16 block;
-  quantize_block_int16(x.data(), 1, columns, columns, block);
-  std::vector<float> expected(kPatternRows), actual(static_cast<size_t>(rows));
-  linear(PackedMatrix::pack(format, kPatternRows, columns, group, read), block, {}, expected.data(),
-         kPatternRows);
+  const std::vector<float> expected = pattern.multiply(x);
 
-  const int tiles = repeated.matrices[0].tiles, blocks = std::min(n_multiprocessors_, tiles);
-  std::vector<BlockShare> host_shares;
+  const DeviceBuffer device_x = upload(x), fault = upload(std::vector<int32_t>(4));
+  std::vector<float> actual(static_cast<size_t>(rows) * static_cast<size_t>(copies));
+  const DeviceBuffer out(actual.size() * sizeof(float));
   GemvArguments a;
-  for (int b = 0; b < blocks; ++b) {
-    host_shares.push_back({0, static_cast<int32_t>(int64_t{tiles} * b / blocks),
-                           static_cast<int32_t>(int64_t{tiles} * (b + 1) / blocks)});
-    a.most_tiles = std::max(a.most_tiles, host_shares.back().end - host_shares.back().begin);
-  }
-  const DeviceBuffer device_x(x.size() * 4), out(actual.size() * 4), fault(sizeof(DeviceFault)),
-      shares(sizeof(BlockShare) * host_shares.size());
-  ASSAY_CUDA(cudaMemcpy(device_x.data(), x.data(), x.size() * 4, cudaMemcpyHostToDevice));
-  ASSAY_CUDA(cudaMemset(fault.data(), 0, sizeof(DeviceFault)));
-  ASSAY_CUDA(cudaMemcpy(shares.data(), host_shares.data(), shares.bytes(), cudaMemcpyHostToDevice));
-  a.shares = reinterpret_cast<const BlockShare*>(shares.data());
+  a.matrices[0] = shape;
   a.x = reinterpret_cast<const float*>(device_x.data());
-  a.out = reinterpret_cast<float*>(out.data());
   a.out_stride = static_cast<int32_t>(rows);
   a.fault_op = 1;
   a.fault = reinterpret_cast<DeviceFault*>(fault.data());
-  for (const int i : {0, copies - 1}) {
-    a.matrices[0] = repeated.matrices[static_cast<size_t>(i)];
-    launch_gemv(a, blocks, false, stream_.get());
+  const auto measure = [&](const char* how, bool dependent, bool input_given) {
+    a.n_blocks[0] = input_given ? independent_blocks(shape.tiles, limits_.multiprocessors)
+                                : std::min(limits_.multiprocessors, shape.tiles);
+    a.input_given = input_given;
+    cudaGraph_t graph = nullptr;
+    ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, out.bytes(), stream_.get()));
+    ASSAY_CUDA(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal));
+    for (size_t i = 0; i < static_cast<size_t>(copies); ++i) {
+      a.matrices[0].units = units.data() + matrix_bytes(shape) * i;
+      a.out = reinterpret_cast<float*>(out.data()) + static_cast<size_t>(rows) * i;
+      launch_gemv(a, dependent, stream_.get());
+    }
+    ASSAY_CUDA(cudaStreamEndCapture(stream_.get(), &graph));
+    const GraphExec exec(graph);
+    ASSAY_CUDA(cudaGraphDestroy(graph));
+    exec.launch(stream_.get());
     ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));
-    ASSAY_CUDA(cudaMemcpy(actual.data(), out.data(), actual.size() * 4, cudaMemcpyDeviceToHost));
+    ASSAY_CUDA(cudaMemcpy(actual.data(), out.data(), out.bytes(), cudaMemcpyDeviceToHost));
     for (size_t r = 0; r < actual.size(); ++r)
-      if (std::memcmp(&actual[r], &expected[r % kPatternRows], 4) != 0)
+      if (std::memcmp(&actual[r], &expected[r % Pattern::kRows], sizeof(float)) != 0)
         throw Error(ExitCode::kDifference,
-                    fmt::format("{} {}x{}: row {} is {}, the host has {}", format.name(), rows,
-                                columns, r, actual[r], expected[r % kPatternRows]));
-  }
-  const auto sweep = [&](bool dependent) {
-    return median_ms(stream_.get(), 7,
-                     [&] {
-                       for (int round = 0; round < 4; ++round)
-                         for (const DeviceMatrix& m : repeated.matrices) {
-                           a.matrices[0] = m;
-                           launch_gemv(a, blocks, dependent, stream_.get());
-                         }
-                     }) /
-           (4 * copies);
+                    fmt::format("{} {}x{}, {}: result {} is {}, the host has {}", format.name(),
+                                rows, columns, how, r, actual[r], expected[r % Pattern::kRows]));
+    const double us = median_us(
+                          stream_.get(), [] {}, [&] { exec.launch(stream_.get()); }) /
+                      copies;
+    fmt::print(", \"{}_us\": {:.2f}, \"{}\": {:.3f}", how, us, how, bytes / us / 1e3 / read_gbps_);
   };
-  const double ms = sweep(false), dependent_ms = sweep(true);
-  const double gbps = bytes / ms / 1e6, dependent_gbps = bytes / dependent_ms / 1e6;
   fmt::print(
       "{}  {{\"format\": \"{}\", \"group\": {}, \"rows\": {}, \"columns\": {}, \"megabytes\": "
-      "{:.1f}, "
-      "\"us\": {:.2f}, \"gbps\": {:.0f}, \"share\": {:.3f}, \"dependent_us\": {:.2f}, "
-      "\"dependent_share\": {:.3f}}}",
-      first_ ? "" : ",\n", format.name(), group, rows, columns, bytes / 1e6, ms * 1e3, gbps,
-      gbps / read_gbps_, dependent_ms * 1e3, dependent_gbps / read_gbps_);
+      "{:.1f}",
+      first_ ? "" : ",\n", format.name(), pattern.group_size(), rows, columns, bytes / 1e6);
   first_ = false;
+  measure("alone", false, false);
+  measure("dependent", true, false);
+  measure("independent", true, true);
+  fmt::print("}}");
   std::fflush(stdout);
 }
+
+struct Form {
+  const char* format;
+  int64_t group_size;
+};
 
 void run(bool quick) {
   Bench bench;
@@ -193,19 +121,12 @@ void run(bool quick) {
   if (!quick)
     shapes.insert(shapes.end(),
                   {{8192, 2048}, {30720, 3840}, {3840, 15360}, {34816, 5120}, {5120, 17408}});
-  for (const Shape& shape : shapes) {
-    for (const auto& [name, group] : std::vector<std::pair<const char*, int64_t>>{{"W4", 128},
-                                                                                  {"W4_ASYM", 128},
-                                                                                  {"W4_ASYM", 32},
-                                                                                  {"Q4_0", 0},
-                                                                                  {"Q4_1", 0},
-                                                                                  {"Q8_0", 0},
-                                                                                  {"Q4_K", 0},
-                                                                                  {"Q6_K", 0},
-                                                                                  {"BF16", 0}}) {
-      bench.run(*find_format(name), group, shape.rows, shape.columns);
-    }
-  }
+  for (const Shape& shape : shapes)
+    for (const auto& [format, group_size] :
+         {Form{"W4", 32}, Form{"W4", 64}, Form{"W4", 128}, Form{"W4", 0}, Form{"W4_ASYM", 32},
+          Form{"W4_ASYM", 64}, Form{"W4_ASYM", 128}, Form{"W4_ASYM", 0}, Form{"Q4_0", 0},
+          Form{"Q4_1", 0}, Form{"Q8_0", 0}, Form{"Q4_K", 0}, Form{"Q6_K", 0}, Form{"BF16", 0}})
+      bench.run(*find_format(format), group_size, shape.rows, shape.columns);
 }
 
 }  // namespace

@@ -116,26 +116,24 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
   const Stream stream;
   std::vector<float> actual;
   if (c.tokens <= kMaxGemvTokens) {
-    std::vector<BlockShare> shares;
-    const int blocks = std::min(3, m.tiles);
     GemvArguments a;
-    for (int b = 0; b < blocks; ++b) {
-      shares.push_back({0, m.tiles * b / blocks, m.tiles * (b + 1) / blocks});
-      a.most_tiles = std::max(a.most_tiles, shares.back().end - shares.back().begin);
-    }
-    const DeviceBuffer device_shares = upload(shares);
     a.matrices[0] = m;
-    a.shares = reinterpret_cast<const BlockShare*>(device_shares.data());
+    a.n_blocks[0] = std::min(3, m.tiles);
     a.x = reinterpret_cast<const float*>(device_x.data());
     a.out = reinterpret_cast<float*>(out.data());
     a.out_stride = static_cast<int32_t>(c.rows);
     a.tokens = static_cast<int32_t>(c.tokens);
     a.fault_op = 1;
     a.fault = device_fault;
-    launch_gemv(a, blocks, false, stream.get());
-    ASSAY_CUDA(cudaStreamSynchronize(stream.get()));
-    actual = download(out, expected.size());
-    EXPECT_TRUE(test::bits_equal(actual, expected)) << "vector kernel";
+    for (const bool input_given : {false, true}) {
+      ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
+      a.input_given = input_given;
+      for (int i = 0; i < 3; ++i) launch_gemv(a, i > 0, stream.get());
+      ASSAY_CUDA(cudaStreamSynchronize(stream.get()));
+      actual = download(out, expected.size());
+      EXPECT_TRUE(test::bits_equal(actual, expected))
+          << "vector kernel" << (input_given ? ", input given" : "");
+    }
     if (c.tokens == 1 && device_limits().major >= 9) {
       for (const bool smallest_ring : {false, true}) {
         ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
@@ -213,6 +211,15 @@ TEST(StepTables, DealsAllTilesEvenlyToTheThreadBlocks) {
   }
   EXPECT_EQ(next, 112);
   EXPECT_EQ(idle, 20);
+}
+
+TEST(StepTables, LeavesNoOverlappingThreadBlockWithLessThanOthers) {
+  EXPECT_EQ(independent_blocks(100, 132), 100);
+  EXPECT_EQ(independent_blocks(130, 132), 130);
+  EXPECT_EQ(independent_blocks(256, 132), 132);   // 1.94 tiles each, at most 2
+  EXPECT_EQ(independent_blocks(240, 132), 120);   // 1.82
+  EXPECT_EQ(independent_blocks(320, 132), 107);   // 2.42, at most 3
+  EXPECT_EQ(independent_blocks(1792, 132), 132);  // 13.6
 }
 
 TEST(CudaPack, NamesTheFormatThatItHasNoKernelsFor) {
