@@ -77,46 +77,109 @@ struct GroupWeights {
   uint32_t sub[2][2];         // kSuper4: 4 × 6 bits of sub-scales, of minima; kSuper6: 8 × int8
 };
 
+/// Numbers at … at + kPieces − 1 of a header, each 8 or 16 bits, in one load.
+template <typename T, int kPieces>
+__device__ __forceinline__ void load_pieces(const void* numbers, int at, uint32_t (&to)[kPieces]) {
+  const T* from = static_cast<const T*>(numbers) + at;
+  constexpr int kBits = 8 * sizeof(T), kMask = (1 << kBits) - 1, kPerWord = 32 / kBits;
+  if constexpr (kPieces * sizeof(T) < 4) {
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) to[i] = from[i];
+  } else {
+    uint32_t words[kPieces / kPerWord];
+    if constexpr (kPieces == kPerWord) {
+      words[0] = *reinterpret_cast<const uint32_t*>(from);
+    } else {
+      const uint2 both = *reinterpret_cast<const uint2*>(from);
+      words[0] = both.x;
+      words[1] = both.y;
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) to[i] = words[i / kPerWord] >> (i % kPerWord * kBits) & kMask;
+  }
+}
+
+/// The scales of a group with a scale per piece, of rows `row` and row + 8: all loads before any is
+/// decoded.
+template <MatrixKind kKind, int kPieces>
+__device__ __forceinline__ void read_pieces(const DeviceMatrix& m, const uint8_t* scales, int row,
+                                            int inside, GroupWeights<kKind, kPieces>& to) {
+  const uint8_t* extra = scales + m.extra_at;
+  const int at[2] = {(row * kSegmentGroups + inside) * kPieces,
+                     ((row + 8) * kSegmentGroups + inside) * kPieces};
+  uint32_t zeros[2][kPieces];
+  if constexpr (kKind != MatrixKind::kAffine4) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) zeros[half][i] = static_cast<uint32_t>(m.zero_constant);
+    if (m.zero_constant < 0)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) load_pieces<uint8_t>(extra, at[half], zeros[half]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) to.zero[half][i] = static_cast<int>(zeros[half][i]);
+  }
+  if (kKind != MatrixKind::kAffine4 && m.scale_type == ScaleType::kF32) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i)
+        to.scale[half][i] = reinterpret_cast<const float*>(scales)[at[half] + i];
+    return;
+  }
+  uint32_t bits[2][kPieces], minima[2][kPieces];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    load_pieces<uint16_t>(scales, at[half], bits[half]);
+    if constexpr (kKind == MatrixKind::kAffine4)
+      load_pieces<uint16_t>(extra, at[half], minima[half]);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      to.scale[half][i] = scale_value(bits[half][i], m.scale_type);
+      if constexpr (kKind == MatrixKind::kAffine4)
+        to.minimum[half][i] = scale_value(minima[half][i], m.scale_type);
+    }
+}
+
 /// Scales of group `inside` of a unit for rows `row` and row + 8, decoded from the unit's header.
 template <MatrixKind kKind, int kPieces>
 __device__ __forceinline__ void read_weights(const DeviceMatrix& m, const uint8_t* scales, int row,
                                              int inside, GroupWeights<kKind, kPieces>& to) {
-  const uint8_t* extra = scales + m.extra_at;
+  if constexpr (kKind == MatrixKind::kFloat16) {
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = row + 8 * half;
-    if constexpr (kKind == MatrixKind::kFloat16) {
+    for (int half = 0; half < 2; ++half) {
+      const int at = (row + 8 * half) * 4 + inside;
       to.scale[half][0] = __uint_as_float(
-          static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(scales)[r * 4 + inside]) << 16);
-    } else if constexpr (kKind == MatrixKind::kSuper4) {
-      const uint4 super = reinterpret_cast<const uint4*>(scales)[r * 2 + inside / 2];
+          static_cast<uint32_t>(reinterpret_cast<const uint16_t*>(scales)[at]) << 16);
+    }
+  } else if constexpr (kKind == MatrixKind::kSuper4) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4 super = reinterpret_cast<const uint4*>(scales)[(row + 8 * half) * 2 + inside / 2];
       to.scale[half][0] = scale_value(super.x & 0xffffu, ScaleType::kF16);
       to.minimum[half][0] = scale_value(super.x >> 16, ScaleType::kF16);
       const bool second = inside & 1;
       to.sub[half][0] = second ? super.w : super.y;
       to.sub[half][1] =
           second ? (super.y >> 24) | ((super.z >> 24) << 8) | ((super.w >> 24) << 16) : super.z;
-    } else if constexpr (kKind == MatrixKind::kSuper6) {
+    }
+  } else if constexpr (kKind == MatrixKind::kSuper6) {
+    const auto* d = reinterpret_cast<const uint16_t*>(scales + m.extra_at);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + 8 * half;
       const uint2 sub = reinterpret_cast<const uint2*>(scales)[r * 4 + inside];
       to.sub[half][0] = sub.x;
       to.sub[half][1] = sub.y;
-      to.scale[half][0] = scale_value(reinterpret_cast<const uint16_t*>(extra)[r * 2 + inside / 2],
-                                      ScaleType::kF16);
-    } else {
-      const int at = (r * kSegmentGroups + inside) * kPieces;
-#pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        to.scale[half][piece] =
-            m.scale_type == ScaleType::kF32
-                ? reinterpret_cast<const float*>(scales)[at + piece]
-                : scale_value(reinterpret_cast<const uint16_t*>(scales)[at + piece], m.scale_type);
-        if constexpr (kKind == MatrixKind::kAffine4)
-          to.minimum[half][piece] =
-              scale_value(reinterpret_cast<const uint16_t*>(extra)[at + piece], m.scale_type);
-        else
-          to.zero[half][piece] = m.zero_constant >= 0 ? m.zero_constant : extra[at + piece];
-      }
+      to.scale[half][0] = scale_value(d[r * 2 + inside / 2], ScaleType::kF16);
     }
+  } else {
+    read_pieces<kKind, kPieces>(m, scales, row, inside, to);
   }
 }
 

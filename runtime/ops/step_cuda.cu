@@ -72,6 +72,9 @@ WeightStream step_stream(const DeviceMatrix& m, int begin, int end) {
   stream.first_bytes = step_part_bytes(m);
   stream.rest_bytes = stream.first_bytes - m.header_bytes;
   stream.parts = kSegmentGroups / part_groups(m.kind);
+  stream.segments = m.segments;
+  stream.segment_step = step::kWarps % m.segments;
+  stream.last_bytes = (m.groups - (m.segments - 1) * kSegmentGroups) * words_per_group(m.kind) * 16;
   return stream;
 }
 

@@ -53,7 +53,8 @@ struct alignas(16) StepStage {
 int step_input_bytes(int columns);
 
 /// The weights that one thread block reads in one linear stage: units one after the other, which
-/// its warps take in turn. A unit comes in pieces, the first with the header.
+/// its warps take in turn. A unit comes in pieces, the first with the header. Of the last segment
+/// of a tile only the groups that the rows have are read.
 struct alignas(16) WeightStream {
   const std::byte* units = nullptr;
   int32_t n_units = 0;
@@ -61,6 +62,9 @@ struct alignas(16) WeightStream {
   int32_t first_bytes = 0;
   int32_t rest_bytes = 0;
   int32_t parts = 0;
+  int32_t segments = 0;
+  int32_t segment_step = 0;  // from one unit of a warp to its next
+  int32_t last_bytes = 0;    // of codes in the last segment
 };
 
 /// When a stage began and ended on one thread block, nanoseconds.

@@ -54,6 +54,7 @@ struct alignas(16) WarpState {
   int32_t stream;              // the stage after that, among the linear ones
   int32_t units_left;          // of that stage to ask for
   int32_t part;                // of the unit
+  int32_t segment;             // of the unit
   uint32_t asked, ask_offset;  // pieces asked for, and where the next will lie in the ring
   uint32_t room;               // bytes of the ring that are free
   uint32_t taken, offset;      // pieces that were used, and where the next lies
@@ -181,6 +182,7 @@ class StreamRing {
       state.stream = state_.stream;
       state.units_left = state_.units_left;
       state.part = state_.part;
+      state.segment = state_.segment;
       state.asked = state_.asked;
       state.ask_offset = state_.ask_offset;
       state.room = state_.room;
@@ -218,6 +220,8 @@ class StreamRing {
         state_.units_left = (stream_.n_units - warp_ + kWarps - 1) / kWarps;
       } while (state_.units_left == 0);
       state_.source = stream_.units + warp_ * stream_.unit_bytes;
+      state_.segment = warp_;
+      while (state_.segment >= stream_.segments) state_.segment -= stream_.segments;
     }
     if (state_.asked == state_.taken) {  // an empty ring has room for any piece
       state_.ask_offset = state_.offset = 0;
@@ -230,17 +234,24 @@ class StreamRing {
     if (given > state_.room) return false;
     state_.room -= given;
     state_.ask_offset = offset;
+    uint32_t copied = bytes;
+    if (state_.segment == stream_.segments - 1) {  // of what lies behind the row's end, nothing
+      const int rest = stream_.rest_bytes;
+      const int codes = max(0, min(rest, stream_.last_bytes - state_.part * rest));
+      copied = bytes - static_cast<uint32_t>(rest - codes);
+    }
     if (lane_ == 0) {
       const uint32_t barrier = barriers_ + state_.asked % kEntries * 8;
       uint64_t once;  // weights are read once per step: they leave the cache first
       asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(copied)
                    : "memory");
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-          "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared_at(memory_)) + at),
-          "l"(state_.source), "r"(bytes), "r"(barrier), "l"(once)
-          : "memory");
+      if (copied != 0)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared_at(memory_)) + at),
+            "l"(state_.source), "r"(copied), "r"(barrier), "l"(once)
+            : "memory");
     }
     ++state_.asked;
     state_.source += bytes;
@@ -248,6 +259,8 @@ class StreamRing {
       state_.part = 0;
       --state_.units_left;
       state_.source += (kWarps - 1) * stream_.unit_bytes;
+      state_.segment += stream_.segment_step;
+      if (state_.segment >= stream_.segments) state_.segment -= stream_.segments;
     }
     return true;
   }
@@ -435,9 +448,7 @@ __device__ __forceinline__ void norm_input(const Thread& me, const StepStage& st
     if (lane == 0) partial[block] = sum;
   }
   sync_computing();
-  float total = partial[0];
-#pragma unroll 8
-  for (int block = 1; block < n_blocks; ++block) total = __fadd_rn(total, partial[block]);
+  const float total = ascending_sum(partial, n_blocks, 1);
   const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fmul_rn(total, a.inverse_n), a.eps)));
   const GroupTarget target = target_at(shared_at(kWorkAt), stage.layout.inputs);
   const auto finish = [&](HeldBlock& y, const HeldBlock& w, int block) {
@@ -509,13 +520,8 @@ __device__ __forceinline__ void finish_tiles() {
   const int n_tiles = min(at.chunk_tiles, share_at(record).end - begin);
   const int segments = at.segments, rows = a.matrices[index].rows;
   const float* sums = reinterpret_cast<const float*>(shared_at(kWorkAt + at.sums));
-  // Segment sums in ascending order; the total starts as the first.
   const auto total = [&](int tile, int row) {
-    const float* from = sums + tile * segments * kTileRows + row;
-    float sum = from[0];
-#pragma unroll 8
-    for (int s = 1; s < segments; ++s) sum = __fadd_rn(sum, from[s * kTileRows]);
-    return sum;
+    return ascending_sum(sums + tile * segments * kTileRows + row, segments, kTileRows);
   };
   float* out = a.out + a.out_offset[index];
   float* outputs = outputs_at(at);
@@ -939,11 +945,12 @@ __global__ __launch_bounds__(kThreads,
   if (threadIdx.x < kZeroBytes / 4)
     reinterpret_cast<uint32_t*>(shared_at(kZerosAt))[threadIdx.x] = 0;
   const int rings = rings_at(a.work_bytes), streams = rings + kWarps * a.ring_bytes;
-  for (int i = static_cast<int>(threadIdx.x); i < 2 * a.n_streams; i += kThreads)
+  constexpr int kPieces = static_cast<int>(sizeof(WeightStream)) / 16;
+  for (int i = static_cast<int>(threadIdx.x); i < kPieces * a.n_streams; i += kThreads)
     copy_async(streams + i * 16,
-               reinterpret_cast<const uint8_t*>(a.streams + static_cast<size_t>(i / 2) * gridDim.x +
-                                                blockIdx.x) +
-                   i % 2 * 16);
+               reinterpret_cast<const uint8_t*>(
+                   a.streams + static_cast<size_t>(i / kPieces) * gridDim.x + blockIdx.x) +
+                   i % kPieces * 16);
   if (threadIdx.x < 32) {
     const int lane = static_cast<int>(threadIdx.x);
     if (lane < kWarps) {
