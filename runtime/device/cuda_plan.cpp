@@ -441,7 +441,16 @@ class Builder {
     auto* quantized = take<std::byte>(quantized_bytes);
     // Whole 16-byte pieces are read, with the padding that no stage writes.
     ASSAY_CUDA(cudaMemsetAsync(quantized, 0, quantized_bytes, stream_));
-    StepTables tables(limits_, quantized);
+    uint64_t bytes = 0, n_linears = 0;
+    const auto count = [&](const LinearStep& linear) {
+      ++n_linears;
+      for (int i = 0; i < n_matrices(linear.arguments); ++i)
+        bytes += bytes_read(linear.arguments.matrices[i]);
+    };
+    for (const Step& step : plan_.steps)
+      if (const auto* linear = std::get_if<LinearStep>(&step)) count(*linear);
+    count(plan_.head);
+    StepTables tables(limits_, quantized, bytes / n_linears);
     for (const Step& step : plan_.steps) {
       if (const auto* linear = std::get_if<LinearStep>(&step))
         tables.add_linear(linear->arguments, true);

@@ -296,7 +296,7 @@ __device__ __forceinline__ void run_units(const GemvArguments& a, const DeviceMa
   for (int unit = warp; unit < n_units; unit += kWarps) {
     float acc[2] = {0.0f, 0.0f};
     if constexpr (kSingle)
-      single_unit<kKind, kPieces>(m, ring, inputs, segment, lane, acc, worst);
+      single_unit<kKind, kPieces, kPartGroups<kKind>>(m, ring, inputs, segment, lane, acc, worst);
     else
       several_unit<kKind, kPieces>(m, ring, inputs, segment, lane, acc, worst);
     const int token = lane % 4;

@@ -104,15 +104,15 @@ __device__ __forceinline__ void load_codes(const uint4* part, int inside, int la
 
 /// Segment sums of one unit for one token. The four column pairs of the products hold the four
 /// groups of the segment: lane t of a quad folds group t, and the chain passes through the lanes.
-/// A ring hands out the parts of a unit: wait(whether it is the first) gives codes, header() the
-/// unit's header until its first part is released.
-template <MatrixKind kKind, int kPieces, typename Ring>
+/// A ring hands out the parts of a unit, kGroups groups each: wait(whether it is the first) gives
+/// codes, header() the unit's header until its first part is released.
+template <MatrixKind kKind, int kPieces, int kGroups, typename Ring>
 __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, const Inputs& in,
                                             int segment, int lane, float (&acc)[2],
                                             uint32_t& worst) {
   using Sums = GroupSums<kKind, kPieces>;
   constexpr int kChains = Sums::kCount <= 2 ? 2 : 1;  // independent sums, so that products overlap
-  constexpr int kParts = kSegmentGroups / kPartGroups<kKind>;
+  constexpr int kParts = kSegmentGroups / kGroups;
   const int first = segment * kSegmentGroups, pair = lane / 8;
   GroupWeights<kKind, kPieces> weights;
   const uint4* own = first + pair < m.groups ? in.operands_at(first + pair) : in.zero;
@@ -124,8 +124,8 @@ __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, c
     const uint4* codes = ring.wait(part == 0);
     if (part == 0) read_weights<kKind, kPieces>(m, ring.header(), lane / 4, lane % 4, weights);
 #pragma unroll
-    for (int inside = 0; inside < kPartGroups<kKind>; ++inside) {
-      const int g = part * kPartGroups<kKind> + inside;
+    for (int inside = 0; inside < kGroups; ++inside) {
+      const int g = part * kGroups + inside;
       uint4 words[kWords<kKind>];
       load_codes<kKind>(codes, inside, lane, words);
       uint32_t b[8];

@@ -28,7 +28,7 @@ constexpr int kRowBytes = 1024;      // of a warp's block of the norm
 
 }  // namespace
 
-StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles) {
+StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles, bool has_norm) {
   StepLinearLayout at;
   int offset = 0;
   at.inputs = input_layout(offset, m.groups, 1);
@@ -36,7 +36,8 @@ StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles) {
   at.partial = offset;
   at.sums = step::align_up(offset + (m.columns + 255) / 256 * 4, 16);
   at.outputs = at.sums + chunk_tiles * m.segments * kTileRows * 4;
-  at.bytes = std::max(at.outputs + chunk_tiles * kTileRows * 4, at.sums + step::kWarps * kRowBytes);
+  at.bytes = at.outputs + chunk_tiles * kTileRows * 4;
+  if (has_norm) at.bytes = std::max(at.bytes, at.sums + step::kWarps * kRowBytes);
   at.columns = m.columns;
   at.groups = m.groups;
   at.segments = m.segments;
@@ -64,17 +65,19 @@ int step_part_bytes(const DeviceMatrix& m) {
   return m.header_bytes + part_groups(m.kind) * words_per_group(m.kind) * 16;
 }
 
-WeightStream step_stream(const DeviceMatrix& m, int begin, int end) {
+WeightStream step_stream(const DeviceMatrix& m, int begin, int end, bool halves) {
+  const int groups = halves ? std::min(part_groups(m.kind), 2) : part_groups(m.kind);
+  const int group_bytes = words_per_group(m.kind) * 16;
   WeightStream stream;
   stream.units = unit_at(m, begin, 0);
   stream.n_units = (end - begin) * m.segments;
   stream.unit_bytes = m.unit_bytes;
-  stream.first_bytes = step_part_bytes(m);
-  stream.rest_bytes = stream.first_bytes - m.header_bytes;
-  stream.parts = kSegmentGroups / part_groups(m.kind);
-  stream.segments = m.segments;
-  stream.segment_step = step::kWarps % m.segments;
-  stream.last_bytes = (m.groups - (m.segments - 1) * kSegmentGroups) * words_per_group(m.kind) * 16;
+  stream.first_bytes = static_cast<uint16_t>(m.header_bytes + groups * group_bytes);
+  stream.rest_bytes = static_cast<uint16_t>(groups * group_bytes);
+  stream.last_bytes = static_cast<uint16_t>(((m.groups - 1) % kSegmentGroups + 1) * group_bytes);
+  stream.segments = static_cast<uint16_t>(m.segments);
+  stream.segment_step = static_cast<uint8_t>(step::kWarps % m.segments);
+  stream.parts = static_cast<uint8_t>(kSegmentGroups / groups);
   return stream;
 }
 

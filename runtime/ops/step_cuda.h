@@ -31,6 +31,7 @@ struct StepLinearLayout {
   int32_t segment_step = 0;      // from one unit of a warp to its next: warps modulo segments
   int32_t inverse_segments = 0;  // 65,536 / segments, rounded up
   int32_t chunk_tiles = 1;       // of a thread block, whose sums are kept at a time
+  int32_t halves = 0;            // units of one part come in two
 };
 
 /// One stage: a linear (tokens 1) or, where is_attention, a layer's attention.
@@ -59,13 +60,14 @@ struct alignas(16) WeightStream {
   const std::byte* units = nullptr;
   int32_t n_units = 0;
   int32_t unit_bytes = 0;
-  int32_t first_bytes = 0;
-  int32_t rest_bytes = 0;
-  int32_t parts = 0;
-  int32_t segments = 0;
-  int32_t segment_step = 0;  // from one unit of a warp to its next
-  int32_t last_bytes = 0;    // of codes in the last segment
+  uint16_t first_bytes = 0;
+  uint16_t rest_bytes = 0;
+  uint16_t last_bytes = 0;  // of codes in the last segment
+  uint16_t segments = 0;
+  uint8_t segment_step = 0;  // from one unit of a warp to its next
+  uint8_t parts = 0;
 };
+static_assert(sizeof(WeightStream) == 32);  // a thread block keeps those of all stages
 
 /// When a stage began and ended on one thread block, nanoseconds.
 struct StageTimes {
@@ -95,7 +97,7 @@ struct StepArguments {
 };
 
 /// Layout of a linear stage whose matrices have the shape of `m`.
-StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles);
+StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles, bool has_norm);
 
 /// Shared memory that a stage needs beside the ring.
 int step_work_bytes(const StepStage& stage);
@@ -106,8 +108,9 @@ int step_ring_bytes(int shared_bytes, int work_bytes, int n_streams);
 /// Largest piece of a matrix that must fit into a warp's ring.
 int step_part_bytes(const DeviceMatrix& matrix);
 
-/// What a thread block reads of tiles begin … end of a matrix.
-WeightStream step_stream(const DeviceMatrix& matrix, int begin, int end);
+/// What a thread block reads of tiles begin … end of a matrix. `halves`: units of one part come in
+/// two.
+WeightStream step_stream(const DeviceMatrix& matrix, int begin, int end, bool halves);
 
 /// Tiles of a thread block whose segment sums are kept at a time; a multiple of `granule`.
 int step_chunk_tiles(const DeviceMatrix& matrix, int granule);

@@ -273,8 +273,8 @@ class StreamRing {
   uint32_t piece_ = 0;
 };
 
-/// The units of one stage in it.
-template <MatrixKind kKind>
+/// The units of one stage in it, in parts of kGroups groups.
+template <MatrixKind kKind, int kGroups>
 class UnitRing {
  public:
   __device__ __forceinline__ UnitRing(StreamRing& ring, int header_bytes)
@@ -288,8 +288,7 @@ class UnitRing {
   __device__ __forceinline__ void release() { ring_.release(); }
 
  private:
-  static constexpr uint32_t kPartBytes =
-      static_cast<uint32_t>(kPartGroups<kKind> * kWords<kKind> * 32 * 16);
+  static constexpr uint32_t kPartBytes = static_cast<uint32_t>(kGroups * kWords<kKind> * 32 * 16);
   StreamRing& ring_;
   int header_bytes_;
   const uint8_t* piece_ = nullptr;
@@ -472,7 +471,7 @@ __device__ __forceinline__ void norm_input(const Thread& me, const StepStage& st
 }
 
 /// The warp's units among those of the chunk; their segment sums to shared memory.
-template <MatrixKind kKind, int kPieces>
+template <MatrixKind kKind, int kPieces, int kGroups>
 __device__ __forceinline__ void run_units() {
   const Thread me;
   const int warp = me.warp, lane = me.lane;
@@ -485,7 +484,7 @@ __device__ __forceinline__ void run_units() {
   const int before = (state.begin - share_at(record).begin) * segments;
   const int end = min(at.chunk_tiles, share_at(record).end - state.begin) * segments;
   StreamRing stream(state, warp, lane);
-  UnitRing<kKind> ring(stream, m.header_bytes);
+  UnitRing<kKind, kGroups> ring(stream, m.header_bytes);
   const Inputs inputs(shared_at(kWorkAt), at.inputs, m.groups, 0, 0, kZerosAt - kWorkAt, lane);
   int unit = static_cast<int>(static_cast<uint32_t>(warp - before) % kWarps);
   int segment = unit - segments * (unit * at.inverse_segments >> 16);
@@ -494,7 +493,7 @@ __device__ __forceinline__ void run_units() {
 #pragma unroll 1
   for (; unit < end; unit += kWarps) {
     float acc[2] = {0.0f, 0.0f};
-    single_unit<kKind, kPieces>(m, ring, inputs, segment, lane, acc, worst);
+    single_unit<kKind, kPieces, kGroups>(m, ring, inputs, segment, lane, acc, worst);
     if (lane % 4 == 0) {
       to[0] = acc[0];
       to[8] = acc[1];
@@ -596,8 +595,15 @@ __device__ __forceinline__ void linear_stage() {
   while (true) {
     {
       const int record = current_record(Thread());
-      dispatch_kind(stage_at(record).linear.matrices[share_at(record).matrix],
-                    [&]<MatrixKind kKind, int kPieces>() { run_units<kKind, kPieces>(); });
+      const StepStage& stage = stage_at(record);
+      dispatch_kind(stage.linear.matrices[share_at(record).matrix],
+                    [&]<MatrixKind kKind, int kPieces>() {
+                      if constexpr (kPartGroups<kKind> == kSegmentGroups) {
+                        if (stage.layout.halves != 0)
+                          return run_units<kKind, kPieces, kSegmentGroups / 2>();
+                      }
+                      run_units<kKind, kPieces, kPartGroups<kKind>>();
+                    });
     }
     sync_computing();
     finish_tiles();

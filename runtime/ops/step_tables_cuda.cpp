@@ -124,14 +124,18 @@ void StepTables::deal_last(int granule) {
   const auto blocks = static_cast<size_t>(limits_.multiprocessors);
   std::fill(shares_.end() - limits_.multiprocessors, shares_.end(), BlockShare{});
   std::fill(streams_.end() - limits_.multiprocessors, streams_.end(), WeightStream{});
+  int most_tiles = 0;
   for (size_t i = 0; i < shares.size(); ++i) {
     const BlockShare& share = shares[i];
     const size_t b = i * blocks / shares.size();
     shares_[shares_.size() - blocks + b] = share;
     streams_[streams_.size() - blocks + b] =
-        step_stream(matrices[static_cast<size_t>(share.matrix)], share.begin, share.end);
+        step_stream(matrices[static_cast<size_t>(share.matrix)], share.begin, share.end, halves_);
+    most_tiles = std::max(most_tiles, share.end - share.begin);
   }
-  stage.layout = step_linear_layout(matrices.front(), chunk_tiles);
+  stage.layout = step_linear_layout(matrices.front(), std::min(chunk_tiles, most_tiles),
+                                    stage.linear.norm_weight != nullptr);
+  stage.layout.halves = halves_ ? 1 : 0;
   work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
 }
 

@@ -28,8 +28,14 @@ class StepTables {
  public:
   /// `quantized`: device memory of step_input_bytes() for the widest input, through which a stage
   /// hands its quantized result to the next; null: each thread block quantizes for itself.
-  StepTables(const DeviceLimits& limits, std::byte* quantized)
-      : limits_(limits), quantized_(quantized) {}
+  /// `average_bytes`: of the weights of a linear stage. Where the rings of all thread blocks hold
+  /// less, there is always something to load, and units of one part come in two, of which a ring
+  /// holds more; where they hold more, that would only cost.
+  StepTables(const DeviceLimits& limits, std::byte* quantized, uint64_t average_bytes)
+      : limits_(limits),
+        quantized_(quantized),
+        halves_(average_bytes > static_cast<uint64_t>(limits.multiprocessors) *
+                                    static_cast<uint64_t>(limits.block_shared) / 4 * 3) {}
 
   /// A linear of one token; matrices without units are not there. `waits`: it reads what the stage
   /// before it wrote.
@@ -52,6 +58,7 @@ class StepTables {
 
   DeviceLimits limits_;
   std::byte* quantized_;
+  bool halves_;
   std::vector<StepStage> stages_;
   std::vector<BlockShare> shares_;
   std::vector<WeightStream> streams_;

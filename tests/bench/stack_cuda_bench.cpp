@@ -107,6 +107,13 @@ class Stack {
   void run(double read_gbps, cudaStream_t stream) const;
 
  private:
+  uint64_t layer_bytes() const {
+    uint64_t bytes = 0;
+    for (const Weights* weights : {&q_, &k_, &v_, &o_, &gate_up_, &down_})
+      bytes += bytes_read(weights->of_layer(0));
+    return bytes;
+  }
+
   StackShape shape_;
   Weights q_, k_, v_, o_, gate_up_, down_;
   std::vector<float> norm_, x_;
@@ -124,8 +131,8 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
   ASSAY_CUDA(cudaMemset(quantized.data(), 0, quantized.bytes()));
   const auto as_floats = [](const DeviceBuffer& b) { return reinterpret_cast<float*>(b.data()); };
 
-  StepTables tables(limits, quantized.data());
-  double bytes = 0;
+  StepTables tables(limits, quantized.data(), layer_bytes() / 4);
+  const auto bytes = static_cast<double>(layer_bytes());
   const auto add = [&](std::vector<DeviceMatrix> matrices, const DeviceBuffer& from, bool normed,
                        const DeviceBuffer& to, Epilogue epilogue) {
     GemvArguments a;
@@ -134,7 +141,6 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
       a.matrices[i] = matrices[i];
       a.out_offset[i] = offset;
       offset += matrices[i].rows;
-      bytes += static_cast<double>(bytes_read(matrices[i]));
     }
     a.x = as_floats(from);
     if (normed) a.norm_weight = as_floats(norm);
@@ -212,7 +218,7 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
       "{{\"stack\": \"{}\", \"layers\": {}, \"megabytes_per_layer\": {:.1f}, \"us_per_layer\": "
       "{:.2f}, \"share\": {:.3f}, \"qkv_us\": {:.2f}, \"o_us\": {:.2f}, \"gate_up_us\": {:.2f}, "
       "\"down_us\": {:.2f}}}",
-      shape_.name, shape_.layers, bytes / layers / 1e6, us, bytes / layers / us / 1e3 / read_gbps,
+      shape_.name, shape_.layers, bytes / 1e6, us, bytes / us / 1e3 / read_gbps,
       median(of_stage[0]), median(of_stage[1]), median(of_stage[2]), median(of_stage[3]));
   std::fflush(stdout);
 }

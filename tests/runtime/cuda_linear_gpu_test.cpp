@@ -56,10 +56,12 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 }
 
 /// Runs `linear` twice in one launch of the kernel for whole steps; the second waits for the first.
-/// `smallest_ring`: a warp's ring has room for one piece of the matrix.
-void run_as_stages(const GemvArguments& linear, bool smallest_ring, cudaStream_t stream) {
+/// `smallest_ring`: a warp's ring has room for one piece of the matrix. `average_bytes`: see
+/// StepTables.
+void run_as_stages(const GemvArguments& linear, bool smallest_ring, uint64_t average_bytes,
+                   cudaStream_t stream) {
   const DeviceLimits limits = device_limits();
-  StepTables tables(limits, nullptr);
+  StepTables tables(limits, nullptr, average_bytes);
   tables.add_linear(linear, true);
   tables.add_linear(linear, true);
   ASSERT_TRUE(tables.can_run());
@@ -135,13 +137,15 @@ TEST_P(CudaLinear, EqualsTheHostBitForBit) {
           << "vector kernel" << (input_given ? ", input given" : "");
     }
     if (c.tokens == 1 && device_limits().major >= 9) {
-      for (const bool smallest_ring : {false, true}) {
-        ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
-        run_as_stages(a, smallest_ring, stream.get());
-        actual = download(out, expected.size());
-        EXPECT_TRUE(test::bits_equal(actual, expected))
-            << "step kernel" << (smallest_ring ? ", smallest ring" : "");
-      }
+      for (const bool smallest_ring : {false, true})
+        for (const uint64_t average_bytes : {uint64_t{0}, ~uint64_t{0}}) {
+          ASSAY_CUDA(cudaMemsetAsync(out.data(), 0xff, expected.size() * 4, stream.get()));
+          run_as_stages(a, smallest_ring, average_bytes, stream.get());
+          actual = download(out, expected.size());
+          EXPECT_TRUE(test::bits_equal(actual, expected))
+              << "step kernel" << (smallest_ring ? ", smallest ring" : "")
+              << (average_bytes == 0 ? "" : ", units in halves");
+        }
     }
   }
   const auto groups = static_cast<size_t>(m.groups);
@@ -194,7 +198,7 @@ TEST(StepTables, DealsAllTilesEvenlyToTheThreadBlocks) {
   limits.major = 9;
   limits.multiprocessors = 132;
   limits.block_shared = 227 * 1024;
-  StepTables tables(limits, nullptr);
+  StepTables tables(limits, nullptr, 0);
   tables.add_linear(linear, true);
   ASSERT_TRUE(tables.can_run());
   int next = 0, idle = 0, idle_in_a_row = 0;
