@@ -2,7 +2,9 @@
 
 #include <fmt/core.h>
 
-#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "calibrate/walk.h"
 #include "convert/core/error.h"
@@ -16,25 +18,65 @@ namespace {
 
 constexpr int64_t kChannelsPerTask = 64;
 
-/// Σ x² of each channel over the captured tokens.
-std::vector<float> squares_of(const StreamWalk& walk, const CaptureStop& stop) {
-  std::vector<double> sums(static_cast<size_t>(stop.columns), 0.0);
-  const ActivationStore& store = walk.values(stop.input);
-  std::vector<float> scratch;
-  for (int64_t b = 0; b < walk.n_batches(); ++b) {
-    const std::span<const float> x = store.view(b, scratch);
-    const int64_t rows = walk.batch_rows(b);
-    parallel_for(stop.columns, kChannelsPerTask, [&](int64_t begin, int64_t end) {
+/// Σ x² of each channel, and the number of rows behind it.
+class SquareSums {
+ public:
+  explicit SquareSums(int64_t columns) : columns_(columns), sums_(static_cast<size_t>(columns)) {}
+
+  void add(const float* x, int64_t rows) {
+    n_rows_ += rows;
+    parallel_for(columns_, kChannelsPerTask, [&](int64_t begin, int64_t end) {
       for (int64_t row = 0; row < rows; ++row) {
-        const float* values = x.data() + row * stop.columns;
+        const float* values = x + row * columns_;
         for (int64_t c = begin; c < end; ++c) {
           const auto value = static_cast<double>(values[c]);
-          sums[static_cast<size_t>(c)] += value * value;
+          sums_[static_cast<size_t>(c)] += value * value;
         }
       }
     });
   }
-  return {sums.begin(), sums.end()};
+
+  /// Appends them to those of the matrices before, columns in the order of GGUF.
+  void append_to(ImportanceSums& sums, const TensorEntry& entry) const {
+    std::vector<float> squares(sums_.begin(), sums_.end());
+    reorder_columns(gguf_columns_of_huggingface(entry), squares);
+    sums.squares.insert(sums.squares.end(), squares.begin(), squares.end());
+    sums.n_tokens.push_back(n_rows_);
+  }
+
+ private:
+  int64_t columns_;
+  std::vector<double> sums_;
+  int64_t n_rows_ = 0;
+};
+
+/// What each matrix of a stop reads: all captured rows, or an expert's share of them.
+void measure_stop(const Checkpoint& checkpoint, const Program& program, const StreamWalk& walk,
+                  const CaptureStop& stop, ImportanceSource& source) {
+  std::map<int, SquareSums> by_expert;  // −1: all rows
+  for (const int matrix : stop.matrices) {
+    const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
+    if (by_expert.contains(slot.expert)) continue;
+    SquareSums& sums = by_expert.try_emplace(slot.expert, stop.columns).first->second;
+    if (slot.expert >= 0) {
+      walk.for_routed_rows(stop, slot.expert, [&](const float* x, int64_t n) { sums.add(x, n); });
+      continue;
+    }
+    std::vector<float> scratch;
+    for (int64_t b = 0; b < walk.n_batches(); ++b) {
+      sums.add(walk.values(stop.input).view(b, scratch).data(), walk.batch_rows(b));
+    }
+  }
+  // The experts of a linear lie in one tensor, ascending; gate and up may share one, too.
+  std::map<std::string, int> last;  // expert that a tensor has sums of
+  for (const int matrix : stop.matrices) {
+    const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
+    const TensorEntry& entry = checkpoint.entry(slot.role, slot.layer, slot.expert);
+    const auto [found, is_new] = last.try_emplace(entry.gguf_name, slot.expert);
+    if (!is_new && slot.expert <= found->second) continue;
+    found->second = slot.expert;
+    by_expert.at(slot.expert).append_to(source.weights[entry.gguf_name], entry);
+  }
 }
 
 }  // namespace
@@ -71,19 +113,7 @@ ImportanceSource measure_importance(const std::shared_ptr<const Checkpoint>& che
         throw NumericError(fmt::format("{}: channel {} of its calibration input is not finite",
                                        slot.module, channel));
       }
-      if (stop.routes.index >= 0) {
-        throw UnsupportedError(fmt::format(
-            "{}: an importance matrix of experts is not implemented; quantize with --algorithm "
-            "gptq, or convert without --imatrix",
-            program.matrices[static_cast<size_t>(stop.matrices.front())].module));
-      }
-      const ImportanceSums sums{squares_of(walk, stop), windows.n_tokens()};
-      for (const int matrix : stop.matrices) {
-        const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
-        const TensorEntry& entry = checkpoint->entry(slot.role, slot.layer);
-        ImportanceSums& own = source.weights[entry.gguf_name] = sums;
-        reorder_columns(gguf_columns_of_huggingface(entry), own.squares);
-      }
+      measure_stop(*checkpoint, program, walk, stop, source);
     }
     for (auto& matrix : weights.matrices) matrix.reset();
     for (auto& vector : weights.vectors) vector = {};

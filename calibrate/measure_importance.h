@@ -21,9 +21,10 @@ struct ImportanceRun {
 };
 
 /// Runs all windows through the model, layer by layer, and sums x² of every channel that a linear
-/// of a layer reads, over all tokens: what llama-imatrix measures. One fp64 chain per channel in
-/// the order of tokens, rounded once: independent of threads, memory and instruction set. Weights
-/// are named as in GGUF. Throws NumericError naming the linear where an input is not finite.
+/// of a layer reads, over all tokens: what llama-imatrix measures. An expert has sums and a count
+/// of its own, over the tokens that were routed to it. One fp64 chain per channel in the order of
+/// tokens, rounded once: independent of threads, memory and instruction set. Weights are named as
+/// in GGUF. Throws NumericError naming the linear where an input is not finite.
 ImportanceSource measure_importance(const std::shared_ptr<const Checkpoint>& checkpoint,
                                     const TokenWindows& windows, const ImportanceRun& run);
 

@@ -54,17 +54,18 @@ uint64_t ActivationStore::bytes() const {
   return total;
 }
 
-void ActivationStore::put(int64_t index, std::vector<float> values) {
+std::vector<float> ActivationStore::put(int64_t index, std::vector<float> values) {
   Batch& batch = batches_[static_cast<size_t>(index)];
   ASSAY_CHECK(batch.n_values == 0);
   const uint64_t bytes = values.size() * sizeof(float);
   if (memory_.try_reserve(bytes)) {
     batch.n_values = values.size();
     batch.values = std::move(values);
-    return;
+    return {};
   }
   spill(batch, values);
   batch.n_values = values.size();
+  return values;
 }
 
 void ActivationStore::spill(Batch& batch, std::span<const float> values) {
@@ -104,20 +105,19 @@ void ActivationStore::read_spilled(const Batch& batch, std::span<float> out) con
   }
 }
 
-std::vector<float> ActivationStore::take(int64_t index) {
+std::vector<float> ActivationStore::take(int64_t index, std::vector<float>& values) {
   Batch& batch = batches_[static_cast<size_t>(index)];
-  std::vector<float> values;
   if (batch.file_offset) {
     values.resize(batch.n_values);
     read_spilled(batch, values);
     drop(index);
-  } else {
-    const uint64_t bytes = batch.n_values * sizeof(float);
-    values = std::move(batch.values);
-    batch = Batch();
-    memory_.release(bytes);
+    return {};
   }
-  return values;
+  const uint64_t bytes = batch.n_values * sizeof(float);
+  std::vector<float> unused = std::exchange(values, std::move(batch.values));
+  batch = Batch();
+  memory_.release(bytes);
+  return unused;
 }
 
 std::span<const float> ActivationStore::view(int64_t index, std::vector<float>& scratch) const {

@@ -48,11 +48,13 @@ class ActivationStore {
   int64_t n_batches() const { return static_cast<int64_t>(batches_.size()); }
   uint64_t bytes() const;  // of all batches that are held
 
-  /// Keeps a batch, in memory if it fits, else on disk. Each batch is put once. Throws
-  /// ResourceError or FileError if the disk does not take it.
-  void put(int64_t batch, std::vector<float> values);
-  /// Gives the values out and forgets them.
-  std::vector<float> take(int64_t batch);
+  /// Keeps a batch, in memory if it fits, else on disk; the memory of a batch on disk is given back
+  /// to be written again. Each batch is put once. Throws ResourceError or FileError if the disk
+  /// does not take it.
+  std::vector<float> put(int64_t batch, std::vector<float> values);
+  /// Forgets the values after giving them out: into `values`, whose memory serves if they lie on
+  /// disk, and is returned otherwise.
+  std::vector<float> take(int64_t batch, std::vector<float>& values);
   /// The values, in place or, if they lie on disk, read into `scratch`.
   std::span<const float> view(int64_t batch, std::vector<float>& scratch) const;
   void drop(int64_t batch);

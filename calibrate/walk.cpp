@@ -88,7 +88,9 @@ void StreamWalk::run_ops(const Segment& segment, Register captured, int slots,
       const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
       values.resize(static_cast<size_t>(batch_rows(b) * columns));
       if (r == captured) maxima_->add(values.data(), batch_rows(b) * slots);
-      written[r.index]->put(b, std::exchange(values, take_spare(values.size())));
+      const size_t size = values.size();
+      keep_spare(written[r.index]->put(b, std::move(values)));
+      values = take_spare(size);
     }
     if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
   }
@@ -135,17 +137,18 @@ std::vector<float> StreamWalk::logits(int64_t batch, int64_t first_row, int64_t 
 
 std::vector<float> StreamWalk::take_spare(size_t size) {
   for (std::vector<float>& spare : spare_) {
-    if (spare.capacity() >= size) return std::exchange(spare, {});
+    // What is kept counts by its size, so memory that is much larger does not serve.
+    if (spare.capacity() >= size && spare.capacity() - size <= size / 8) {
+      return std::exchange(spare, {});
+    }
   }
   return {};
 }
 
 void StreamWalk::keep_spare(std::vector<float> values) {
-  for (std::vector<float>& spare : spare_) {
-    if (spare.capacity() >= values.capacity()) continue;
-    spare = std::move(values);
-    return;
-  }
+  if (values.capacity() == 0) return;
+  std::move_backward(spare_.begin(), spare_.end() - 1, spare_.end());
+  spare_.front() = std::move(values);
 }
 
 void StreamWalk::prepare_batch(const Segment& segment, int64_t index) {
@@ -158,7 +161,7 @@ void StreamWalk::prepare_batch(const Segment& segment, int64_t index) {
     const bool dropped =
         std::find(segment.drops.begin(), segment.drops.end(), r) != segment.drops.end();
     if (dropped && store.use_count() == 1) {
-      keep_spare(std::exchange(values, store->take(index)));
+      keep_spare(store->take(index, values));
     } else {
       std::vector<float> scratch;
       const std::span<const float> kept = store->view(index, scratch);
@@ -261,6 +264,66 @@ Hessian StreamWalk::routed_hessian(const CaptureStop& stop, int expert,
   Gram gram(maxima.exponents());
   for_routed_rows(stop, expert, [&](const float* x, int64_t n) { gram.add(x, n); });
   return gram.finish();
+}
+
+void StreamWalk::for_common_rows(
+    const StreamWalk& rows, const CaptureStop& stop, int expert,
+    const std::function<void(const float*, const float*, int64_t)>& body) const {
+  const auto top_k =
+      static_cast<size_t>(program_->registers[static_cast<size_t>(stop.routes.index)].columns);
+  const StreamWalk* walks[] = {&rows, this};
+  std::vector<float> value_scratch[2];
+  std::vector<float> id_scratch[2];
+  std::vector<float> gathered[2];
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    std::span<const float> x[2];
+    std::span<const float> ids[2];
+    for (size_t w = 0; w < 2; ++w) {
+      x[w] = walks[w]->values(stop.input).view(b, value_scratch[w]);
+      ids[w] = walks[w]->values(stop.routes).view(b, id_scratch[w]);
+      gathered[w].clear();
+    }
+    for (size_t token = 0; token < static_cast<size_t>(batch_rows(b)); ++token) {
+      size_t slots[2];
+      for (size_t w = 0; w < 2; ++w) {
+        const auto own = ids[w].subspan(token * top_k, top_k);
+        const auto found = std::find(own.begin(), own.end(), static_cast<float>(expert));
+        slots[w] = static_cast<size_t>(found - own.begin());
+      }
+      if (slots[0] == top_k || slots[1] == top_k) continue;
+      for (size_t w = 0; w < 2; ++w) {
+        const size_t row = stop.slots == 1 ? token : token * top_k + slots[w];
+        const auto columns = static_cast<size_t>(stop.columns);
+        const auto values = x[w].subspan(row * columns, columns);
+        gathered[w].insert(gathered[w].end(), values.begin(), values.end());
+      }
+    }
+    if (gathered[0].empty()) continue;
+    body(gathered[0].data(), gathered[1].data(),
+         static_cast<int64_t>(gathered[0].size()) / stop.columns);
+  }
+}
+
+CrossProduct StreamWalk::routed_drift(const StreamWalk& rows, const CaptureStop& stop, int expert,
+                                      const std::string& name) const {
+  check_captured(stop, name);
+  rows.check_captured(stop, name);
+  ChannelMaxima x_maxima(stop.columns);
+  ChannelMaxima y_maxima(stop.columns);
+  for_common_rows(rows, stop, expert, [&](const float* x, const float* y, int64_t n) {
+    x_maxima.add(x, n);
+    y_maxima.add(y, n);
+  });
+  CrossGram cross(x_maxima.exponents(), y_maxima.exponents());
+  Gram gram(y_maxima.exponents());
+  for_common_rows(rows, stop, expert, [&](const float* x, const float* y, int64_t n) {
+    cross.add(x, y, n);
+    gram.add(y, n);
+  });
+  CrossProduct drift = cross.finish();
+  const Hessian own = gram.finish();
+  for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= own.values[i];
+  return drift;
 }
 
 CrossProduct StreamWalk::captured_cross(const StreamWalk& rows, const CaptureStop& stop,

@@ -57,8 +57,16 @@ class StreamWalk {
                            const std::function<void(double)>& progress = nullptr) const;
   /// Rows that each expert reads at a stop with routes.
   std::vector<int64_t> routed_counts(const CaptureStop& stop, int n_experts) const;
+  /// Calls body(rows, n_rows) for each batch with what expert `expert` reads of it there, tokens
+  /// ascending.
+  void for_routed_rows(const CaptureStop& stop, int expert,
+                       const std::function<void(const float*, int64_t)>& body) const;
   /// Gram matrix of the rows that expert `expert` reads there. Throws likewise.
   Hessian routed_hessian(const CaptureStop& stop, int expert, const std::string& name) const;
+  /// (X − Y)^T Y over the tokens that both walks send to this expert, X its rows in `rows`, Y those
+  /// in this walk. Throws likewise.
+  CrossProduct routed_drift(const StreamWalk& rows, const CaptureStop& stop, int expert,
+                            const std::string& name) const;
   /// X^T Y with X the captured input of `stop` in `rows`, another walk at the same stop, and Y the
   /// one in this walk. Throws likewise.
   CrossProduct captured_cross(const StreamWalk& rows, const CaptureStop& stop,
@@ -91,9 +99,10 @@ class StreamWalk {
     int64_t first_window = 0;
     int64_t n_windows = 0;
   };
-  /// Calls body(rows, n_rows) for each batch with what expert `expert` reads of it.
-  void for_routed_rows(const CaptureStop& stop, int expert,
-                       const std::function<void(const float*, int64_t)>& body) const;
+  /// Calls body(x, y, n_rows) for each batch with what the expert reads of the tokens that `rows`
+  /// and this walk both send to it: x in `rows`, y here.
+  void for_common_rows(const StreamWalk& rows, const CaptureStop& stop, int expert,
+                       const std::function<void(const float*, const float*, int64_t)>& body) const;
   void check_captured(const CaptureStop& stop, const std::string& name) const;
   void run_ops(const Segment& segment, Register captured, int slots,
                const std::function<void(double)>& progress);
@@ -112,7 +121,7 @@ class StreamWalk {
   std::map<int, std::shared_ptr<ActivationStore>> stores_;  // by register index
   std::shared_ptr<ChannelMaxima> maxima_;
   std::shared_ptr<CpuContext> context_;      // registers of one batch
-  std::array<std::vector<float>, 2> spare_;  // memory of values that moved on, to be written again
+  std::array<std::vector<float>, 4> spare_;  // memory of values that moved on, to be written again
   std::shared_ptr<KvCache> cache_;
   int cache_begin_ = -1;  // first op of the segment that cache_ is for
 };

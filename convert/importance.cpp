@@ -164,15 +164,19 @@ WrittenFile write_importance(const std::string& path, const ImportanceSource& so
   const WeightFormat& f32 = scalar_format(DType::kF32);
   std::vector<GgufTensorSource> tensors;
   for (const auto& [weight, sums] : source.weights) {
+    const auto n_matrices = static_cast<int64_t>(sums.n_tokens.size());
     const std::vector<float>& squares = sums.squares;
-    tensors.push_back({weight + std::string(kSquares),
-                       {static_cast<int64_t>(squares.size())},
-                       &f32,
+    const std::vector<float> counts(sums.n_tokens.begin(), sums.n_tokens.end());
+    Shape squares_shape{static_cast<int64_t>(squares.size()) / n_matrices};
+    Shape counts_shape{1};
+    if (n_matrices > 1) {
+      squares_shape.insert(squares_shape.begin(), n_matrices);
+      counts_shape.insert(counts_shape.begin(), n_matrices);
+    }
+    tensors.push_back({weight + std::string(kSquares), squares_shape, &f32,
                        [&squares](const auto& sink) { sink(std::as_bytes(std::span(squares))); }});
-    const auto count = static_cast<float>(sums.n_tokens);
-    tensors.push_back({weight + std::string(kCounts), {1}, &f32, [count](const auto& sink) {
-                         sink(std::as_bytes(std::span(&count, 1)));
-                       }});
+    tensors.push_back({weight + std::string(kCounts), counts_shape, &f32,
+                       [counts](const auto& sink) { sink(std::as_bytes(std::span(counts))); }});
   }
   return write_gguf(path, metadata, tensors);
 }

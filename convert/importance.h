@@ -47,10 +47,10 @@ class ImportanceMatrix {
   int64_t chunk_count_ = 0;
 };
 
-/// Sums of one weight, as an imatrix stores them.
+/// Sums of one weight, as an imatrix stores them: of one matrix, or of each of its experts.
 struct ImportanceSums {
-  std::vector<float> squares;  // (columns) Σ x² over the tokens
-  int64_t n_tokens = 0;
+  std::vector<float> squares;     // (n_matrices, columns) Σ x² over the tokens
+  std::vector<int64_t> n_tokens;  // (n_matrices) that reached each
 };
 
 struct ImportanceSource {

@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "tests/calibrate/every_isa.h"
 #include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
+#include "tests/support/tiny_model.h"
 
 namespace assay {
 namespace {
@@ -42,7 +44,7 @@ TEST_F(MeasureImportance, NamesEveryLinearOfTheLayersAsInGguf) {
   for (const auto& [name, sums] : source.weights) {
     const bool down = name.find("ffn_down") != std::string::npos;
     EXPECT_EQ(sums.squares.size(), down ? 768u : 256u) << name;
-    EXPECT_EQ(sums.n_tokens, 32) << name;
+    EXPECT_THAT(sums.n_tokens, testing::ElementsAre(32)) << name;
   }
   EXPECT_EQ(source.weights.at("blk.1.attn_q.weight").squares,
             source.weights.at("blk.1.attn_v.weight").squares);
@@ -90,6 +92,61 @@ TEST_F(MeasureImportance, DoesNotDependOnThreadsMemoryOrInstructionSet) {
   set_n_threads(3);
   expect_equal(measure(windows));
   set_n_threads(0);
+}
+
+/// Each token goes to two of six experts.
+TEST_F(MeasureImportance, CountsTheTokensOfEachExpert) {
+  TokenWindows windows = windows_of(3, 40);
+  for (int32_t& id : windows.ids) id %= 256;
+  const auto checkpoint = Checkpoint::open(test::source_path("tests/data/families/qwen3_moe"));
+
+  const ImportanceSource source =
+      measure_importance(checkpoint, windows, {.spill_folder = folder_.path()});
+
+  for (const std::string layer : {"blk.0.", "blk.1."}) {
+    const ImportanceSums& up = source.weights.at(layer + "ffn_up_exps.weight");
+    const ImportanceSums& down = source.weights.at(layer + "ffn_down_exps.weight");
+    ASSERT_EQ(up.n_tokens.size(), 6u);
+    EXPECT_EQ(std::accumulate(up.n_tokens.begin(), up.n_tokens.end(), int64_t{0}), 240);
+    EXPECT_EQ(down.n_tokens, up.n_tokens);
+    EXPECT_EQ(source.weights.at(layer + "ffn_gate_exps.weight").squares, up.squares);
+    EXPECT_EQ(up.squares.size(), 6u * 64u);
+    EXPECT_EQ(down.squares.size(), 6u * 64u);
+  }
+}
+
+/// Where every token goes to all experts, each reads what one linear would.
+TEST_F(MeasureImportance, OfExpertsThatSeeEveryTokenIsTheSame) {
+  TokenWindows windows = windows_of(3, 40);
+  for (int32_t& id : windows.ids) id %= 256;
+  test::TinyModel model = test::read_model(test::family_model_path("qwen3_moe"));
+  model.config.set("num_experts_per_tok", 6);
+
+  const ImportanceSource source =
+      measure_importance(Checkpoint::open(model.write(folder_.file("all"))), windows,
+                         {.spill_folder = folder_.path()});
+
+  const ImportanceSums& up = source.weights.at("blk.1.ffn_up_exps.weight");
+  EXPECT_THAT(up.n_tokens, testing::ElementsAre(120, 120, 120, 120, 120, 120));
+  for (size_t i = 0; i < up.squares.size(); ++i) {
+    EXPECT_GT(up.squares[i], 0.0f) << i;
+    EXPECT_EQ(up.squares[i], up.squares[i % 64]) << i;
+  }
+  const ImportanceSums& down = source.weights.at("blk.1.ffn_down_exps.weight");
+  EXPECT_NE(down.squares.front(), down.squares[64]);
+}
+
+TEST_F(MeasureImportance, OfStackedGateAndUpIsTheirCommonInput) {
+  TokenWindows windows = windows_of(2, 40);
+  for (int32_t& id : windows.ids) id %= 256;
+  const auto checkpoint = Checkpoint::open(test::source_path("tests/data/families/gemma4_moe"));
+
+  const ImportanceSource source =
+      measure_importance(checkpoint, windows, {.spill_folder = folder_.path()});
+
+  const ImportanceSums& sums = source.weights.at("blk.1.ffn_gate_up_exps.weight");
+  EXPECT_EQ(sums.squares.size(), 6u * 64u);
+  EXPECT_EQ(std::accumulate(sums.n_tokens.begin(), sums.n_tokens.end(), int64_t{0}), 160);
 }
 
 TEST_F(MeasureImportance, StopsWhereProgressThrows) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "tests/calibrate/small_program.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
+#include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
 
 namespace assay {
@@ -227,6 +229,72 @@ TEST(StreamWalk, ProductsOfTwoWalksAreThoseOfTheirValues) {
       EXPECT_NEAR(cross.values[i * columns + j], expected, 1e-3 * size);
       EXPECT_NEAR(drift.values[i * columns + j], expected_drift, 1e-3 * size);
     }
+  }
+}
+
+// Two walks that route some tokens to different experts: the drift of an expert is that of the
+// tokens that both send to it.
+TEST(StreamWalk, DriftOfAnExpertIsThatOfTheTokensOfBothWalks) {
+  const auto checkpoint = Checkpoint::open(test::source_path("tests/data/families/qwen3_moe"));
+  const Program program = build_program(checkpoint->spec(), checkpoint->tensors());
+  CpuWeights weights;
+  const OpRange& range = program.layers.front();
+  bind_weights(program, checkpoint, range.begin, range.end, kLength, weights);
+  const TokenWindows windows = make_windows();
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(uint64_t{1} << 30, folder.path());
+  StreamWalk walk(program, weights, windows, {.batch_tokens = 2 * kLength}, memory);
+  feed(walk, program, make_stream());
+  StreamWalk other = walk.fork(weights);
+  std::vector<float> stream = make_stream();
+  const std::vector<float> noise = test::random_floats(stream.size(), 6);
+  for (size_t i = 0; i < stream.size(); ++i) stream[i] += 0.3f * noise[i];
+  feed(other, program, stream);
+  const LayerPlan plan =
+      plan_layer(program, 0, [](const MatrixSlot& slot) { return slot.expert >= 0; });
+  ASSERT_EQ(plan.stops.size(), 2u);  // gate and up; down
+  for (size_t s = 0; s < 2; ++s) {
+    walk.run_segment(plan, s);
+    other.run_segment(plan, s);
+    const CaptureStop& stop = plan.stops[s];
+    const auto columns = static_cast<size_t>(stop.columns);
+    int n_common = 0;
+    int n_apart = 0;
+    for (int expert = 0; expert < 6; ++expert) {
+      const CrossProduct drift = walk.routed_drift(other, stop, expert, "m");
+
+      std::vector<double> expected(columns * columns, 0.0);
+      double size = 0.0;
+      for (int64_t b = 0; b < walk.n_batches(); ++b) {
+        std::vector<float> scratch[4];
+        const auto x = other.values(stop.input).view(b, scratch[0]);
+        const auto y = walk.values(stop.input).view(b, scratch[1]);
+        const auto x_ids = other.values(stop.routes).view(b, scratch[2]);
+        const auto y_ids = walk.values(stop.routes).view(b, scratch[3]);
+        for (size_t i = 0; i < x_ids.size(); ++i) {
+          if (x_ids[i] != static_cast<float>(expert)) continue;
+          ++n_apart;
+          for (size_t j = i / 2 * 2; j < i / 2 * 2 + 2; ++j) {
+            if (y_ids[j] != static_cast<float>(expert)) continue;
+            --n_apart;
+            ++n_common;
+            const float* from = x.data() + (stop.slots == 1 ? i / 2 : i) * columns;
+            const float* to = y.data() + (stop.slots == 1 ? j / 2 : j) * columns;
+            for (size_t r = 0; r < columns; ++r) {
+              for (size_t c = 0; c < columns; ++c) {
+                expected[r * columns + c] += static_cast<double>(from[r] - to[r]) * to[c];
+                size = std::max(size, std::fabs(expected[r * columns + c]));
+              }
+            }
+          }
+        }
+      }
+      for (size_t i = 0; i < expected.size(); ++i) {
+        ASSERT_NEAR(drift.values[i], expected[i], 1e-3 * size) << "expert " << expert;
+      }
+    }
+    EXPECT_GT(n_common, 0);
+    EXPECT_GT(n_apart, 0);
   }
 }
 

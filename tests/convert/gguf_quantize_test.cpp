@@ -170,7 +170,7 @@ TEST_F(QuantizeGguf, TakesTheImportanceOfEachExpert) {
 
 TEST_F(QuantizeGguf, RefusesAnImportanceMatrixOfAnotherModel) {
   write_importance(folder_.file("i.gguf"),
-                   {.dataset = "x", .weights = {{"blk.0.attn_q.weight", {{1.0f, 2.0f}, 3}}}});
+                   {.dataset = "x", .weights = {{"blk.0.attn_q.weight", {{1.0f, 2.0f}, {3}}}}});
   const auto other =
       std::make_shared<const ImportanceMatrix>(ImportanceMatrix::open(folder_.file("i.gguf")));
 

@@ -194,8 +194,8 @@ TEST(WriteImportance, GivesTheKeysAndTensorsOfLlamaImatrixInItsOrder) {
   write_importance(path, {.dataset = "calib.txt",
                           .chunk_count = 2,
                           .chunk_size = 512,
-                          .weights = {{"blk.0.ffn_up.weight", {{1.0f, 2.0f}, 1024}},
-                                      {"blk.0.attn_q.weight", {{3.0f}, 1024}}}});
+                          .weights = {{"blk.0.ffn_up.weight", {{1.0f, 2.0f}, {1024}}},
+                                      {"blk.0.attn_q.weight", {{3.0f}, {1024}}}}});
 
   const GgufFile file = GgufFile::open(path);
   std::vector<std::string> keys;
@@ -209,6 +209,24 @@ TEST(WriteImportance, GivesTheKeysAndTensorsOfLlamaImatrixInItsOrder) {
   const ImportanceMatrix matrix = ImportanceMatrix::open(path);
   EXPECT_THAT(matrix.find("blk.0.ffn_up.weight")->values,
               ElementsAre(1.0f / 1024.0f, 2.0f / 1024.0f));
+}
+
+TEST(WriteImportance, KeepsTheSumsOfEachExpertWithItsOwnCount) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.file("m.gguf");
+
+  write_importance(path, {.dataset = "calib.txt",
+                          .weights = {{"blk.0.ffn_down_exps.weight",
+                                       {{2.0f, 4.0f, 0.0f, 0.0f, 9.0f, 3.0f}, {2, 0, 3}}}}});
+
+  const GgufFile file = GgufFile::open(path);
+  EXPECT_EQ(file.find("blk.0.ffn_down_exps.weight.in_sum2")->shape, (Shape{3, 2}));
+  EXPECT_EQ(file.find("blk.0.ffn_down_exps.weight.counts")->shape, (Shape{3, 1}));
+  const ImportanceMatrix matrix = ImportanceMatrix::open(path);
+  const Importance* importance = matrix.find("blk.0.ffn_down_exps.weight");
+  EXPECT_EQ(importance->n_matrices, 3);
+  // The second saw nothing: its columns count alike.
+  EXPECT_THAT(importance->values, ElementsAre(1.0f, 2.0f, 1.0f, 1.0f, 3.0f, 1.0f));
 }
 
 }  // namespace
