@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "convert/core/dtype.h"
 
@@ -88,6 +89,202 @@ void choose_grid(const std::vector<float>& weights, const QuantizeOptions& optio
   }
 }
 
+// One group that is to lie on a lattice: up to five zero points around the middle of its range,
+// and what rounding to nearest with each costs at 21 scales.
+class ReferenceLatticeGroup {
+ public:
+  template <typename Block>
+  ReferenceLatticeGroup(const std::vector<float>& weights, const QuantizeOptions& options,
+                        const Block& h)
+      : cost_([&weights, &options, &h](float s, int z) {
+          const auto n = static_cast<int64_t>(weights.size());
+          std::vector<double> e;
+          for (const float w : weights) {
+            const int code = round_code(w, s, z, options);
+            e.push_back(static_cast<double>(w) -
+                        static_cast<double>(s * static_cast<float>(code - z)));
+          }
+          double objective = 0.0;
+          for (int64_t j = 0; j < n; ++j) {
+            double product = 0.0;
+            for (int64_t i = 0; i < n; ++i) product = std::fma(e[at(i)], h(i, j), product);
+            objective = std::fma(product, e[at(j)], objective);
+          }
+          return objective;
+        }) {
+    const int last = (1 << options.bits) - 1;
+    float low = 0.0f;
+    float high = 0.0f;
+    for (const float w : weights) {
+      low = std::min(low, w);
+      high = std::max(high, w);
+    }
+    const double width = static_cast<double>(high) - static_cast<double>(low);
+    int first = (last + 1) / 2;
+    if (!options.symmetric && width > 0.0) {
+      first = static_cast<int>(std::nearbyint(-static_cast<double>(low) / width * last));
+    }
+    if (!options.symmetric) first = std::clamp(first - 2, 0, last - 4);
+    for (int zero = first; zero <= (options.symmetric ? first : first + 4); ++zero) {
+      Zero& own = zeros_.emplace_back();
+      own.zero = zero;
+      if (zero > 0) own.whole = -low / static_cast<float>(zero);
+      if (zero < last) own.whole = std::max(own.whole, high / static_cast<float>(last - zero));
+      for (int c = 0; c < 21; ++c) {
+        const float s = own.whole * static_cast<float>((40.0 - c) / 40.0);
+        own.costs.push_back(cost_(s > 0.0f ? s : 1.0f, zero));
+      }
+      const auto best = std::min_element(own.costs.begin(), own.costs.end()) - own.costs.begin();
+      own.best = static_cast<double>(own.whole) * (static_cast<double>(40 - best) / 40.0);
+    }
+  }
+
+  float best_scale() const {
+    const Zero* best = nullptr;
+    for (const Zero& own : zeros_) {
+      if (best == nullptr || smallest(own) < smallest(*best)) best = &own;
+    }
+    return static_cast<float>(best->best);
+  }
+
+  // What the best scale on the lattice costs, read off the line through the 21 points.
+  double estimate(const ReferenceLattice& lattice) const {
+    double result = -1.0;
+    for (const Zero& own : zeros_) {
+      const double step = step_of(lattice, own.zero);
+      const double below = std::floor(own.best / step);
+      for (const double k : {below, below + 1.0}) {
+        const double cost = interpolated(own, step * within(k, lattice, own.zero));
+        if (result < 0.0 || cost < result) result = cost;
+      }
+    }
+    return result;
+  }
+
+  // The first of the cheapest among four scales of the lattice around each zero point's best.
+  void choose(const ReferenceLattice& lattice, float& scale, int& zero) const {
+    double best = -1.0;
+    for (const Zero& own : zeros_) {
+      const double step = step_of(lattice, own.zero);
+      for (int c = -1; c <= 2; ++c) {
+        const double k = within(std::floor(own.best / step) + c, lattice, own.zero);
+        const auto s = static_cast<float>(step * k);
+        const double cost = cost_(s, own.zero);
+        if (best >= 0.0 && !(cost < best)) continue;
+        best = cost;
+        scale = s;
+        zero = own.zero;
+      }
+    }
+  }
+
+  // With this zero point k is a multiple of so much, and at most so many times it.
+  static int multiple_of(const ReferenceLattice& lattice, int zero) {
+    int k = 1;
+    while (k * zero % lattice.ratio != 0) ++k;
+    return k;
+  }
+  static double step_of(const ReferenceLattice& lattice, int zero) {
+    return static_cast<double>(lattice.unit) * multiple_of(lattice, zero);
+  }
+  static double within(double k, const ReferenceLattice& lattice, int zero) {
+    const int step = multiple_of(lattice, zero);
+    int count = 0;
+    while ((count + 1) * step <= 63 && (count + 1) * step * zero <= 63 * lattice.ratio) ++count;
+    return std::clamp(k, 1.0, static_cast<double>(count));
+  }
+
+ private:
+  struct Zero {
+    int zero = 0;
+    float whole = 0.0f;  // the scale that spans the range
+    double best = 0.0;   // of the 21
+    std::vector<double> costs;
+  };
+
+  static double smallest(const Zero& own) {
+    return *std::min_element(own.costs.begin(), own.costs.end());
+  }
+  static double interpolated(const Zero& own, double scale) {
+    if (own.whole == 0.0f) return 0.0;
+    const double times = scale / static_cast<double>(own.whole);
+    if (times >= 1.0) return own.costs[0] * times * times;
+    const double place = (1.0 - times) * 40.0;
+    if (place >= 20.0) return own.costs[20] * (1.0 + (place - 20.0));
+    const double left = std::floor(place);
+    const double a = own.costs[at(static_cast<int64_t>(left))];
+    return a + (place - left) * (own.costs[at(static_cast<int64_t>(left) + 1)] - a);
+  }
+
+  std::function<double(float, int)> cost_;
+  std::vector<Zero> zeros_;
+};
+
+// Units are 1, 1.5, 2, 3, 4, 6, … times 2^-23.
+float reference_unit(int index) { return std::ldexp(index % 2 == 0 ? 1.0f : 1.5f, index / 2 - 23); }
+
+ReferenceLattice reference_lattice(const std::vector<ReferenceLatticeGroup>& groups,
+                                   const QuantizeOptions& options) {
+  float largest = 0.0f;
+  for (const ReferenceLatticeGroup& group : groups) largest = std::max(largest, group.best_scale());
+  int first = 0;
+  while (63.0f * reference_unit(first) < largest) ++first;
+  ReferenceLattice best;
+  double best_sum = 0.0;
+  for (int u = first; u < first + 4; ++u) {
+    for (int ratio = options.symmetric ? 8 : 4; ratio <= (options.symmetric ? 8 : 15); ++ratio) {
+      double sum = 0.0;
+      for (const ReferenceLatticeGroup& group : groups) {
+        sum += group.estimate({reference_unit(u), ratio});
+      }
+      if (best.ratio != 0 && !(sum < best_sum)) continue;
+      best = {reference_unit(u), ratio};
+      best_sum = sum;
+    }
+  }
+  return best;
+}
+
+// The scale nearest to `wanted` that a group can have.
+float reference_nearest(double wanted, double zero, const ReferenceLattice& lattice,
+                        const QuantizeOptions& options) {
+  if (lattice.ratio == 0) return store(static_cast<float>(wanted), options.scale_dtype);
+  const int z = static_cast<int>(zero);
+  const double step = ReferenceLatticeGroup::step_of(lattice, z);
+  return static_cast<float>(
+      step * ReferenceLatticeGroup::within(std::nearbyint(wanted / step), lattice, z));
+}
+
+// Super-block by super-block: the lattice of smallest estimate, on it the choice of each group.
+ReferenceGrid reference_q4_k_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  ReferenceGrid grid;
+  const int64_t n = problem.in_features;
+  for (int64_t row = 0; row < problem.out_features; ++row) {
+    for (int64_t super = 0; super < n; super += 256) {
+      std::vector<std::vector<float>> weights;
+      for (int64_t begin = super; begin < super + 256; begin += options.group_size) {
+        const auto first = problem.weights.begin() + row * n + begin;
+        weights.emplace_back(first, first + options.group_size);
+      }
+      std::vector<std::function<double(int64_t, int64_t)>> blocks;
+      for (int64_t begin = super; begin < super + 256; begin += options.group_size) {
+        blocks.emplace_back([&problem, begin, n](int64_t i, int64_t j) {
+          return problem.hessian->values[at((begin + i) * n + begin + j)];
+        });
+      }
+      std::vector<ReferenceLatticeGroup> groups;
+      for (size_t g = 0; g < weights.size(); ++g)
+        groups.emplace_back(weights[g], options, blocks[g]);
+      const ReferenceLattice lattice = reference_lattice(groups, options);
+      for (const ReferenceLatticeGroup& group : groups) {
+        group.choose(lattice, grid.scales.emplace_back(), grid.zero_points.emplace_back());
+        grid.lattices.push_back(lattice);
+      }
+    }
+  }
+  return grid;
+}
+
 }  // namespace
 
 ReferenceFactor reference_factor(const Hessian& hessian, const QuantizeOptions& options) {
@@ -149,6 +346,7 @@ ReferenceFactor reference_factor(const Hessian& hessian, const QuantizeOptions& 
 }
 
 ReferenceGrid reference_grid(const LayerProblem& problem, const QuantizeOptions& options) {
+  if (options.grid == GridKind::kQ4K) return reference_q4_k_grid(problem, options);
   ReferenceGrid grid;
   const int64_t width = group_columns(problem, options);
   for (int64_t row = 0; row < problem.out_features; ++row) {
@@ -271,6 +469,7 @@ struct ReferenceRow {
   std::vector<double> w, wanted, steps, zeros;
   std::vector<std::vector<double>> parts;
   std::vector<float> scales;
+  std::vector<ReferenceLattice> lattices;  // per group
 
   int64_t groups() const { return static_cast<int64_t>(scales.size()); }
   double a(int64_t g, int64_t h) const {
@@ -290,7 +489,32 @@ struct ReferenceRow {
   }
 };
 
+// On a lattice each scale in turn goes to the value nearest to its best, given the others: three
+// times, or until nothing moves.
+void reference_refit_on_lattice(ReferenceRow& row, const QuantizeOptions& options) {
+  std::vector<float> scales = row.scales;
+  bool moved = true;
+  for (int sweep = 0; sweep < 3 && moved; ++sweep) {
+    moved = false;
+    for (int64_t g = 0; g < row.groups(); ++g) {
+      if (!(row.a(g, g) > 0.0)) continue;
+      double slope = row.b(g);
+      for (int64_t h = 0; h < row.groups(); ++h) {
+        if (h == g) continue;
+        const double product = row.a(std::max(g, h), std::min(g, h));
+        slope = std::fma(-product, static_cast<double>(scales[at(h)]), slope);
+      }
+      const float nearest =
+          reference_nearest(slope / row.a(g, g), row.zeros[at(g)], row.lattices[at(g)], options);
+      moved = moved || nearest != scales[at(g)];
+      scales[at(g)] = nearest;
+    }
+  }
+  if (row.loss(scales) < row.loss(row.scales)) row.scales = scales;
+}
+
 void reference_refit(ReferenceRow& row, const QuantizeOptions& options) {
+  if (options.grid == GridKind::kQ4K) return reference_refit_on_lattice(row, options);
   const int64_t n = row.groups();
   std::vector<std::vector<double>> l(at(n), std::vector<double>(at(n)));
   double trace = 0.0;
@@ -421,14 +645,17 @@ void reference_regrid(ReferenceRow& row, const LayerProblem& problem, const Refe
     for (const bool search : {true, false}) {
       float s = row.scales[at(g)];
       int z = static_cast<int>(row.zeros[at(g)]);
-      if (search) choose_grid(target, options, true, h, s, z);
+      if (search && options.grid == GridKind::kFree) choose_grid(target, options, true, h, s, z);
+      if (search && options.grid == GridKind::kQ4K) {
+        ReferenceLatticeGroup(target, options, h).choose(row.lattices[at(g)], s, z);
+      }
       for (int time = 0; time < 2; ++time) {
-        const std::vector<uint8_t> codes = reference_gptq(small, whole, {{s}, {z}}, f);
+        const std::vector<uint8_t> codes = reference_gptq(small, whole, {{s}, {z}, {}}, f);
         for (int64_t i = 0; i < n; ++i) steps[at(i)] = codes[at(i)] - z;
         measure();
         const double fitted = slope / curvature;
         if (fitted > 0.3 * static_cast<double>(s) && fitted < 3.0 * static_cast<double>(s)) {
-          s = store(static_cast<float>(fitted), options.scale_dtype);
+          s = reference_nearest(fitted, z, row.lattices[at(g)], options);
         }
         if (!(objective(s) < best)) continue;
         best = objective(s);
@@ -468,6 +695,8 @@ void reference_refine(const LayerProblem& problem, const QuantizeOptions& option
     for (int64_t g = 0; g < n_g; ++g) {
       row.scales.push_back(grid.scales[at(r * n_g + g)]);
       row.zeros.push_back(grid.zero_points[at(r * n_g + g)]);
+      row.lattices.push_back(grid.lattices.empty() ? ReferenceLattice{}
+                                                   : grid.lattices[at(r * n_g + g)]);
     }
     for (int64_t j = 0; j < n; ++j) {
       row.w.push_back(target[at(r * n + j)]);

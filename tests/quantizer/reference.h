@@ -20,9 +20,16 @@ struct ReferenceFactor {
 };
 ReferenceFactor reference_factor(const Hessian& hessian, const QuantizeOptions& options);
 
+/// Of a super-block: scales are unit·k, minima unit·ratio·m with k, m ≤ 63 (GridKind::kQ4K).
+struct ReferenceLattice {
+  float unit = 0.0f;
+  int ratio = 0;  // 0: none, any scale will do
+};
+
 struct ReferenceGrid {
-  std::vector<float> scales;     // (rows, n_groups)
-  std::vector<int> zero_points;  // (rows, n_groups)
+  std::vector<float> scales;               // (rows, n_groups)
+  std::vector<int> zero_points;            // (rows, n_groups)
+  std::vector<ReferenceLattice> lattices;  // (rows, n_groups); empty for GridKind::kFree
 };
 ReferenceGrid reference_grid(const LayerProblem& problem, const QuantizeOptions& options);
 

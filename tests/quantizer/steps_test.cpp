@@ -11,6 +11,7 @@
 #include "quantizer/commands.h"
 #include "quantizer/descent.h"
 #include "quantizer/factor.h"
+#include "quantizer/grid.h"
 #include "quantizer/quantize_linear.h"
 #include "quantizer/recipe.h"
 #include "quantizer/refine.h"
@@ -122,6 +123,41 @@ INSTANTIATE_TEST_SUITE_P(Awkward, StepShapes,
                          testing::Values(std::tuple{1, 1, 1}, std::tuple{23, 33, 11},
                                          std::tuple{25, 64, -1}, std::tuple{49, 130, 65},
                                          std::tuple{3, 72, 32}));
+
+// The lattice of Q4_K, chosen in plain loops, with all steps on it.
+TEST(Q4KGridSteps, EqualPlainLoopsBitForBit) {
+  for (const auto& [rows, columns, group_size, symmetric] :
+       {std::tuple{5, 256, 32, false}, std::tuple{27, 256, 64, false},
+        std::tuple{2, 512, 128, false}, std::tuple{3, 256, 32, true},
+        std::tuple{1, 256, 256, false}}) {
+    SCOPED_TRACE(testing::Message() << rows << " × " << columns << ", groups of " << group_size);
+    QuantizeOptions options = all_steps(group_size);
+    options.grid = GridKind::kQ4K;
+    options.symmetric = symmetric;
+    const TwoStreams streams(rows, columns, 47, options);
+    const ReferenceFactor factor = test::reference_factor(streams.problem.hessian, options);
+    const auto target = test::reference_target(streams.view(), options, factor);
+    LayerProblem aim = streams.view();
+    aim.weights = target;
+    ReferenceGrid grid = test::reference_grid(aim, options);
+    const Grid chosen = make_grid(aim, options);
+    EXPECT_TRUE(bits_equal(chosen.scales, grid.scales));
+    for (size_t g = 0; g < grid.lattices.size(); ++g) {
+      EXPECT_EQ(chosen.zero_points[g], grid.zero_points[g]) << g;
+      EXPECT_EQ(chosen.shared[g].unit, grid.lattices[g].unit) << g;
+      EXPECT_EQ(chosen.shared[g].ratio, grid.lattices[g].ratio) << g;
+    }
+    std::vector<uint8_t> codes = test::reference_gptq(aim, options, grid, factor);
+    test::reference_refine(streams.view(), options, factor, target, grid, codes);
+
+    with_every_isa([&] {
+      const LayerResult actual = quantize_linear(streams.view(), options);
+
+      EXPECT_TRUE(bits_equal(actual.scales, grid.scales));
+      EXPECT_TRUE(bits_equal(actual.codes, codes));
+    });
+  }
+}
 
 // (X − X̃) = X̃·M makes W* = W + W·M the exact answer for α = 1, but for the damping.
 TEST(Target, FindsTheWeightsThatMakeTheDriftGood) {
