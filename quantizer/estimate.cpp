@@ -84,8 +84,11 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
         static_cast<uint64_t>(stop.columns) * static_cast<uint64_t>(stop.columns) * sizeof(double);
     uint64_t solve = 0;
     for (const int matrix : stop.matrices) {
-      solve = std::max(
-          solve, solve_peak_bytes(plan.shape(matrix), plan.options[static_cast<size_t>(matrix)]));
+      const auto index = static_cast<size_t>(matrix);
+      solve = std::max(solve, solve_peak_bytes(plan.shape(matrix), plan.options[index]));
+      for (const auto& other : plan.beside) {
+        solve = std::max(solve, solve_peak_bytes(plan.shape(matrix), other[index]));
+      }
     }
     if (!plan.calibrated) {
       memory.hessian = std::max(memory.hessian, solve);
@@ -98,7 +101,7 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
         plan.two_streams() ? CrossGram::peak_bytes(stop.columns, stop.columns) : 0;
     uint64_t residual = 0;
     uint64_t residual_cross = 0;
-    if (plan.quantize.residual_alpha != 0.0 && stop.adds_to.index >= 0) {
+    if (plan.wants_residual(stop.matrices) && stop.adds_to.index >= 0) {
       const int64_t rows = plan.shape(stop.matrices.front()).out_features;
       residual = static_cast<uint64_t>(rows) * n * sizeof(double);
       residual_cross = drift + CrossGram::peak_bytes(rows, stop.columns);
@@ -127,9 +130,11 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
     }
     const bool runs_quantized = quantized && plan.quantize.propagate;
     if (plan.calibrated && runs_quantized) {
-      memory.weights += PackedMatrix::bytes_for(
-          integer_format(plan.quantize.bits, plan.quantize.symmetric), rows, columns,
-          plan.quantize.group_size < 0 ? columns : plan.quantize.group_size);
+      memory.weights +=
+          (1 + plan.beside.size()) *
+          PackedMatrix::bytes_for(
+              integer_format(plan.quantize.bits, plan.quantize.symmetric), rows, columns,
+              plan.quantize.group_size < 0 ? columns : plan.quantize.group_size);
     }
     const bool runs_plain =
         !runs_quantized || options.capture == CaptureMode::kLayer || plan.two_streams();
@@ -145,7 +150,8 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
         register_bytes(program.registers[static_cast<size_t>(program.residual.index)], n_tokens);
   }
   if (plan.two_streams()) memory.activations *= 2;
-  memory.activations += 2 * activation_bytes(program, cut, n_held_out_tokens, batch_tokens);
+  memory.activations +=
+      (2 + plan.beside.size()) * activation_bytes(program, cut, n_held_out_tokens, batch_tokens);
   memory.batch = batch_bytes(program, cut, batch_tokens);
   return memory;
 }
@@ -230,6 +236,7 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
                     rows * n * (products * n + candidates * group) / rates.quadratic;
     }
   }
+  cost.solve *= static_cast<double>(1 + plan.beside.size());
   const double threads = n_threads();
   cost.forward /= threads;
   cost.gram /= threads;

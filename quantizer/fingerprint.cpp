@@ -59,6 +59,11 @@ void add_options(const RunPlan& plan, const RunOptions& options, Json& out) {
     out.set("option override " + std::to_string(i + 1),
             Json::object().set("modules", modules).set("values", options.overrides[i].values));
   }
+  if (!plan.off_lattice.empty()) {
+    Json free = Json::array();
+    for (const std::string& module : plan.off_lattice_names()) free.push(module);
+    out.set("option grid_free", free);
+  }
   const Json recipe = recipe_json(q);
   for (const auto& [name, value] : recipe.as_object()) out.set("option " + name, value);
 }

@@ -40,14 +40,14 @@ void HeldOut::forward(const LayerPlan& plan, size_t segment) {
   plain_.run_segment(plan, segment);
 }
 
-NllComparison HeldOut::compare() {
+NllComparison HeldOut::compare(StreamWalk& quantized) {
   NllComparer comparer;
-  for (int64_t w = 0; w < windows_.n_windows; ++w) comparer.add(score(w));
+  for (int64_t w = 0; w < windows_.n_windows; ++w) comparer.add(score(w, quantized));
   return comparer.finish();
 }
 
 // A batch of these walks is one window.
-PairedWindowScores HeldOut::score(int64_t window) {
+PairedWindowScores HeldOut::score(int64_t window, StreamWalk& quantized) {
   const std::span<const int32_t> ids = windows_.window(window);
   const int64_t n_scored = windows_.window_length - 1;
   PairedWindowScores scores;
@@ -57,7 +57,7 @@ PairedWindowScores HeldOut::score(int64_t window) {
   for (int64_t first = 0; first < n_scored; first += kHeldOutRows) {
     const int64_t n = std::min(kHeldOutRows, n_scored - first);
     const std::vector<float> a = plain_.logits(window, first, n);
-    const std::vector<float> b = quantized_.logits(window, first, n);
+    const std::vector<float> b = quantized.logits(window, first, n);
     const size_t columns = a.size() / static_cast<size_t>(n);
     parallel_for(n, 8, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {

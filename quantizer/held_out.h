@@ -29,10 +29,12 @@ class HeldOut {
 
   /// After the last layer: KLD(original ‖ quantized), delta_nll and top-1 agreement of all windows.
   /// Both weights must have what follows the layers.
-  NllComparison compare();
+  NllComparison compare() { return compare(quantized_); }
+  /// The same of another walk over these windows.
+  NllComparison compare(StreamWalk& quantized);
 
  private:
-  PairedWindowScores score(int64_t window);
+  PairedWindowScores score(int64_t window, StreamWalk& quantized);
 
   const TokenWindows& windows_;
   const CpuWeights& plain_weights_;

@@ -17,15 +17,6 @@ namespace {
 constexpr double kAlphas[] = {0.25, 0.5, 0.75, 1.0};
 constexpr double kDampings[] = {0.1, 0.3, 3.0, 10.0};  // times the run's damping
 
-HessianFactor make_factor(const Hessian& hessian, const QuantizeOptions& options,
-                          const MatrixSlot& slot) {
-  HessianFactor factor = factor_hessian(hessian, options, slot.module);
-  if (factor.n_dead < hessian.n || slot.expert >= 0) return factor;
-  throw NumericError(slot.module + ": all calibration inputs are zero (" +
-                     std::to_string(hessian.n_tokens) +
-                     " tokens); there is nothing to calibrate with");
-}
-
 // The values that trials differ in.
 Json choice_json(const QuantizeOptions& options) {
   return Json::object()
@@ -100,6 +91,9 @@ LayerLoop::LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEv
   }
   if (held_out != nullptr) {
     held_out_.emplace(plan.program, weights_, plain_weights_, *held_out, options.kv_type, memory_);
+    for (const auto& each : plan.beside) {
+      beside_.push_back(std::make_unique<BesideModel>(plan, each));
+    }
   }
 }
 
@@ -135,6 +129,7 @@ void LayerLoop::start_walk(int first) {
     bind_weights(plan_.program, plan_.checkpoint, 0, begin, windows_->window_length, weights_);
     walk_->embed();
     if (held_out_) held_out_->embed();
+    for (const auto& each : beside_) each->start(held_out_->quantized());
   }
   plain_weights_.checkpoint = plan_.checkpoint;
   if (plan_.two_streams()) plain_walk_ = walk_->fork(plain_weights_);
@@ -190,14 +185,17 @@ void LayerLoop::run_sequential_layer(int layer, LayerReport& report) {
   const LayerPlan cut = plan_.layer(layer);
   bind_layer(layer, false, weights_);
   if (plain_walk_ || held_out_) bind_layer(layer, true, plain_weights_);
+  for (const auto& each : beside_) each->bind(weights_);
   for (size_t s = 0; s < cut.segments.size(); ++s) {
     forward(*walk_, cut, s, report);
     forward_plain(cut, s, report);
     if (held_out_) held_out_->forward(cut, s);
+    for (const auto& each : beside_) each->forward(cut, s);
     if (s < cut.stops.size()) solve_stop(*walk_, cut, s, report, true);
   }
   drop_layer(weights_);
   drop_layer(plain_weights_);
+  for (const auto& each : beside_) each->drop();
   if (held_out_ && layer + 1 == n_layers()) compare_held_out(report);
 }
 
@@ -209,6 +207,12 @@ void LayerLoop::compare_held_out(LayerReport& report) {
   plain_weights_.vectors = weights_.vectors;
   plain_weights_.ropes = weights_.ropes;
   report.held_out = held_out_->compare().to_json();
+  for (const auto& each : beside_) {
+    each->bind(weights_);
+    Json found = each->compare(*held_out_).to_json();
+    each->drop();
+    beside_results_.push_back({std::move(found), each->seconds()});
+  }
   drop_layer(weights_);
   drop_layer(plain_weights_);
   report.seconds.forward += watch.seconds();
@@ -278,9 +282,7 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   const std::string name = module_name(stop.matrices.front());
   const StageCost cost = cost_of(cut.layer);
   const auto n_stops = static_cast<double>(cut.stops.size());
-  const bool residual = std::any_of(stop.matrices.begin(), stop.matrices.end(), [&](int matrix) {
-    return plan_.options[static_cast<size_t>(matrix)].residual_alpha != 0.0;
-  });
+  const bool residual = plan_.wants_residual(stop.matrices);
   const Stopwatch watch;
   meter_.begin(cost.gram / n_stops, label(cut.layer, "Gram matrix"));
   const StopProducts products(walk, plain_walk_ ? &*plain_walk_ : nullptr, stop, name, residual,
@@ -300,8 +302,9 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   meter_.end();
 }
 
-// Experts are aimed at their own weights: the two streams may send a token to different ones, so
-// that there is no drift of an expert's inputs.
+// The two streams may send a token to different experts. A target makes good what differs in the
+// inputs of the tokens that both send to an expert; where only the quantized stream does, there is
+// no output of the 16-bit model to come near to, and the aim is the expert's own.
 void LayerLoop::solve_experts(const StreamWalk& walk, const LayerPlan& cut, size_t s,
                               LayerReport& report, bool want_packed) {
   const CaptureStop& stop = cut.stops[s];
@@ -322,10 +325,15 @@ void LayerLoop::solve_experts(const StreamWalk& walk, const LayerPlan& cut, size
     const bool too_few = n_tokens < options_.min_expert_tokens;
     const Stopwatch watch;
     std::optional<Hessian> hessian;
+    std::optional<CrossProduct> drift;
     if (n_tokens > 0) hessian = walk.routed_hessian(stop, expert, name);
+    if (plain_walk_ && !too_few) drift = walk.routed_drift(*plain_walk_, stop, expert, name);
     report.seconds.gram += watch.seconds();
-    solve_linears(matrices, {.hessian = hessian ? &*hessian : nullptr, .starved = too_few}, nullptr,
-                  report, want_packed);
+    solve_linears(matrices,
+                  {.hessian = hessian ? &*hessian : nullptr,
+                   .drift = drift ? &*drift : nullptr,
+                   .starved = too_few},
+                  nullptr, report, want_packed);
     meter_.share(static_cast<double>(++n_done) / static_cast<double>(experts.size()));
   }
   meter_.end();
@@ -353,26 +361,22 @@ void LayerLoop::tell_starved(int layer, const std::string& module,
 
 void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration calibration,
                               const Calibration* held_out, LayerReport& report, bool want_packed) {
-  std::optional<HessianFactor> factor;
-  double factored_with = -1.0;
-  bool in_full = false;  // with what a target needs
+  std::optional<FactorCache> factors;
+  if (plan_.algorithm->needs_calibration && !calibration.starved) {
+    factors.emplace(*calibration.hessian);
+  }
   for (const int matrix : matrices) {
     std::optional<LinearTrial> best;
     Json tried = Json::array();
     std::vector<QuantizeOptions> trials = trials_of(matrix);
     if (held_out == nullptr) trials.resize(1);
     for (const QuantizeOptions& options : trials) {
-      const bool wanted_in_full = options.target_alpha != 0.0;
-      if (plan_.algorithm->needs_calibration && !calibration.starved &&
-          (options.damp_percent != factored_with || (wanted_in_full && !in_full))) {
+      if (factors) {
         const Stopwatch watch;
-        factor = make_factor(*calibration.hessian, options,
-                             plan_.program.matrices[static_cast<size_t>(matrix)]);
-        factored_with = options.damp_percent;
-        in_full = wanted_in_full;
+        calibration.factor =
+            &factors->factor(options, plan_.program.matrices[static_cast<size_t>(matrix)]);
         report.seconds.factor += watch.seconds();
       }
-      calibration.factor = factor ? &*factor : nullptr;
       const Stopwatch watch;
       LinearTrial trial = try_linear(plan_, matrix, options, calibration, held_out);
       report.seconds.solve += watch.seconds();
@@ -394,6 +398,9 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
     if (events_.on_module) events_.on_module(solved.report);
     release_model_pages();
     report.seconds.solve += watch.seconds();
+  }
+  for (const auto& each : beside_) {
+    each->solve(matrices, calibration, factors ? &*factors : nullptr, weights_);
   }
 }
 

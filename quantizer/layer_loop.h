@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "calibrate/walk.h"
+#include "quantizer/beside.h"
 #include "quantizer/estimate.h"
 #include "quantizer/factor.h"
 #include "quantizer/held_out.h"
@@ -48,6 +50,8 @@ class LayerLoop {
   void run();
 
   uint64_t most_spilled_bytes() const { return memory_.most_spilled_bytes(); }
+  /// What became of RunOptions::beside, after run().
+  const std::vector<BesideResult>& beside() const { return beside_results_; }
 
  private:
   int n_layers() const { return static_cast<int>(plan_.program.layers.size()); }
@@ -97,6 +101,8 @@ class LayerLoop {
   std::optional<StreamWalk> walk_;
   std::optional<StreamWalk> plain_walk_;  // RunPlan::two_streams()
   std::optional<HeldOut> held_out_;
+  std::vector<std::unique_ptr<BesideModel>> beside_;
+  std::vector<BesideResult> beside_results_;
   std::vector<SolvedLinear> solved_;  // of the layer at work
 };
 

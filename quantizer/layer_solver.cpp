@@ -127,6 +127,7 @@ SolvedLinear finish_linear(const RunPlan& plan, int matrix, const LinearTrial& t
   report.bits_per_weight = plan.bits_per_weight(matrix);
   report.n_tokens = n_tokens;
   report.starved = trial.starved;
+  report.off_lattice = plan.is_off_lattice(matrix);
   report.loss = result.loss;
   report.rtn_loss = result.rtn_loss;
   report.weight_norm = result.weight_norm;
@@ -134,6 +135,7 @@ SolvedLinear finish_linear(const RunPlan& plan, int matrix, const LinearTrial& t
   report.n_dead = trial.n_dead;
   report.clipped_share = result.clipped_share;
   report.output_distance = result.output_distance;
+  report.rtn_output_distance = result.rtn_output_distance;
   report.steps = result.steps;
   report.plain_loss = result.plain_loss;
   report.seconds = trial.seconds;

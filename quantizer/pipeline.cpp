@@ -9,6 +9,7 @@
 #include "convert/core/file.h"
 #include "convert/core/sha256.h"
 #include "convert/core/stopwatch.h"
+#include "convert/core/words.h"
 #include "quantizer/fingerprint.h"
 #include "quantizer/layer_loop.h"
 #include "quantizer/result_card.h"
@@ -259,11 +260,13 @@ DryRun dry_run(const RunOptions& options) {
   }
   out.n_linears = std::count(prepared.plan.selected.begin(), prepared.plan.selected.end(), 1);
   out.ignore = prepared.plan.ignore;
+  out.off_lattice = prepared.plan.off_lattice_names();
   return out;
 }
 
 RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
   const Stopwatch watch;
+  ASSAY_CHECK(options.beside.empty() || !options.resume);
   refuse_what_is_there(options);
   const Prepared prepared = prepare(options);
   if (options.resume && !options.force && file_exists(options.out) &&
@@ -271,9 +274,16 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
     return finish_complete(options, prepared);
   }
   check_resources(prepared.estimate, options);
+  if (prepared.estimate.spill_bytes > 0) return_freed_blocks();
   if (events.on_note) {
     for (const std::string& warning : prepared.plan.checkpoint->warnings()) events.on_note(warning);
     if (!prepared.plan.card_fault.empty()) events.on_note(prepared.plan.card_fault);
+    if (!prepared.plan.off_lattice.empty()) {
+      events.on_note(
+          "--grid q4_k needs columns in multiples of 256; these keep free scales, and go "
+          "into Q4_1 or Q5_0 blocks: " +
+          join_words(prepared.plan.off_lattice_names()));
+    }
   }
   if (options.force && !options.resume) remove_leftovers(state_folder(options));
 
@@ -288,6 +298,7 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
   RunResult result = result_of(prepared, state.reports());
   result.n_layers_resumed = n_done;
   result.most_spilled_bytes = loop.most_spilled_bytes();
+  result.beside = loop.beside();
   {
     const std::vector<SafetensorsFile> quantized = state.open_layers();
     OutputContents contents = prepared.contents;

@@ -23,9 +23,10 @@ struct RunResult {
   int64_t n_held_out = 0;          // windows
   std::string held_out_sha256;     // of their ids; empty: none
   uint64_t most_spilled_bytes = 0;
-  double seconds = 0.0;       // of this process
-  int n_layers_resumed = 0;   // found done by an earlier process
-  bool was_complete = false;  // nothing was left to do
+  std::vector<BesideResult> beside;  // of RunOptions::beside
+  double seconds = 0.0;              // of this process
+  int n_layers_resumed = 0;          // found done by an earlier process
+  bool was_complete = false;         // nothing was left to do
 };
 
 /// Quantizes a model folder layer by layer into `options.out`. Before work begins, everything that
@@ -43,6 +44,7 @@ struct DryRun {
   int64_t window_length = 0;
   int64_t n_linears = 0;
   std::vector<std::string> ignore;
+  std::vector<std::string> off_lattice;  // RunPlan::off_lattice_names()
 };
 DryRun dry_run(const RunOptions& options);
 

@@ -52,6 +52,8 @@ struct QuantizeOptions {
   int regrid_rounds = 0;        // first rounds in which each group is quantized anew, too
 
   bool measure_plain = false;  // also report what the plain recipe would lose; changes no result
+
+  friend bool operator==(const QuantizeOptions&, const QuantizeOptions&) = default;
 };
 
 /// The damped factor of one Hessian, shared by the linears that read the same input.
@@ -127,6 +129,7 @@ struct LayerResult {
   double clipped_share = 0.0;  // of codes at the ends of the grid whose value lies beyond it
   /// Σ‖(S + X W^T) − (S̃ + X̃ Ŵ^T)‖² less what no Ŵ can change; only with a drift.
   std::optional<double> output_distance = std::nullopt;
+  std::optional<double> rtn_output_distance = std::nullopt;  // the same of round-to-nearest
   std::optional<StepLosses> steps = std::nullopt;   // only where something follows the column loop
   std::optional<double> plain_loss = std::nullopt;  // of the plain recipe; where options ask for it
 };

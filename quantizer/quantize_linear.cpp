@@ -20,6 +20,19 @@ double loss_of_plain_recipe(const Algorithm& algorithm, const LayerProblem& prob
   return loss_of_codes(problem, grid, codes);
 }
 
+// Ŵ of round-to-nearest with min-max scales.
+std::vector<float> nearest_weights(const LayerProblem& problem, const QuantizeOptions& options) {
+  const Grid grid = min_max_grid(problem, options);
+  std::vector<uint8_t> codes(problem.weights.size());
+  const auto columns = static_cast<size_t>(problem.in_features);
+  for (int64_t row = 0; row < problem.out_features; ++row) {
+    const size_t first = static_cast<size_t>(row) * columns;
+    nearest_codes(problem.weights.subspan(first, columns), grid, row, options.bits,
+                  std::span(codes).subspan(first, columns));
+  }
+  return rounded_weights(grid, codes, problem.in_features);
+}
+
 }  // namespace
 
 LayerResult quantize_linear(const LayerProblem& problem, const QuantizeOptions& options) {
@@ -48,6 +61,8 @@ LayerResult quantize_linear(const LayerProblem& problem, const QuantizeOptions& 
   if (problem.drift != nullptr) {
     result.output_distance = output_distance(
         problem, rounded_weights(grid, result.codes, problem.in_features), losses.loss);
+    result.rtn_output_distance =
+        output_distance(problem, nearest_weights(problem, options), losses.rtn_loss);
   }
   result.rtn_loss = losses.rtn_loss;
   result.weight_norm = losses.weight_norm;

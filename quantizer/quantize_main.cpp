@@ -23,6 +23,8 @@ Json dry_run_json(const DryRun& dry) {
   for (const LedgerItem& item : dry.estimate.memory) memory.set(item.name, item.bytes);
   Json ignore = Json::array();
   for (const std::string& module : dry.ignore) ignore.push(module);
+  Json off_lattice = Json::array();
+  for (const std::string& module : dry.off_lattice) off_lattice.push(module);
   Json json = Json::object();
   json.set("output_bytes", dry.estimate.output_bytes)
       .set("memory_bytes", dry.estimate.memory_bytes)
@@ -32,6 +34,7 @@ Json dry_run_json(const DryRun& dry) {
       .set("seconds", dry.estimate.seconds)
       .set("n_linears", dry.n_linears)
       .set("ignore", ignore)
+      .set("off_lattice", off_lattice)
       .set("n_windows", dry.n_windows)
       .set("window_length", dry.window_length)
       .set("n_tokens", dry.n_windows * dry.window_length)
@@ -47,6 +50,10 @@ void print_dry_run(const DryRun& dry, Terminal& terminal) {
   std::string text;
   text += fmt::format("linears      {} quantized, {} left in 16 bits\n", dry.n_linears,
                       dry.ignore.size());
+  if (!dry.off_lattice.empty()) {
+    text += fmt::format("free scales {}: columns are no multiple of 256\n",
+                        join_words(dry.off_lattice));
+  }
   if (dry.n_windows > 0) {
     text += fmt::format("calibration  {} windows of {} tokens, {} tokens\n", dry.n_windows,
                         dry.window_length, dry.n_windows * dry.window_length);
@@ -123,8 +130,16 @@ void tell_result(const RunOptions& options, const RunResult& result, Terminal& t
   const bool calibrated = find_algorithm(options.quantize.algorithm).needs_calibration;
   if (calibrated && !not_better.empty()) {
     terminal.log(LogLevel::kWarning,
-                 fmt::format("{} of the linears have no smaller loss than round-to-nearest: {}",
+                 fmt::format("{} of the linears do no better than round-to-nearest: {}",
                              not_better.size(), join_words(not_better)));
+  }
+  const std::vector<std::string> away = modules_away_from_their_weights(result.layers);
+  if (!away.empty()) {
+    terminal.log(LogLevel::kInfo,
+                 fmt::format("{} of the linears are further from their own weights than "
+                             "round-to-nearest, but nearer to the 16-bit output, which is what "
+                             "--target-alpha and --residual-alpha aim at: {}",
+                             away.size(), join_words(away)));
   }
   if (result.n_windows > 0) {
     terminal.log(LogLevel::kInfo,
@@ -142,16 +157,19 @@ void tell_result(const RunOptions& options, const RunResult& result, Terminal& t
 
 ExitCode run_quantize(const Arguments& arguments, Terminal& terminal) {
   const RunOptions options = read_run_options(arguments);
+  std::vector<SweepCandidate> candidates;
+  if (arguments.given("sweep")) candidates = read_sweep(arguments.text("sweep"));
+  const auto inputs = *kSweepInputsWords.find(arguments.text("sweep-inputs"));
+  const bool shared = !candidates.empty() && shares_inputs(options, candidates, inputs);
   if (arguments.flag("dry-run")) {
-    print_dry_run(dry_run(options), terminal);
+    print_dry_run(dry_run(shared ? shared_run(options, candidates) : options), terminal);
     return ExitCode::kDone;
   }
   RunView view(terminal);
-  if (arguments.given("sweep")) {
+  if (!candidates.empty()) {
     if (options.resume)
       throw UsageError("--sweep cannot go on with an interrupted run; use --force");
-    const SweepResult sweep =
-        run_sweep(options, read_sweep(arguments.text("sweep")), view.events());
+    const SweepResult sweep = run_sweep(options, candidates, inputs, view.events());
     view.finish();
     terminal.log(LogLevel::kInfo, sweep_table(sweep.ranking));
     tell_result(sweep.options, sweep.winner, terminal);

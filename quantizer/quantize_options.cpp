@@ -11,6 +11,7 @@
 #include "convert/model_card.h"
 #include "quantizer/layouts/layout.h"
 #include "quantizer/recipe.h"
+#include "quantizer/sweep.h"
 #include "verify/report/run_data.h"
 
 namespace assay::cli {
@@ -173,6 +174,14 @@ std::vector<Option> quantize_command_options() {
            "\"a\", \"modules\": [\"*down_proj\"], \"damp_percent\": 0.03}, ...]}; values: " +
            join_words(module_value_names()) + ".",
        .group = "Recipe"},
+      {.name = "sweep-inputs",
+       .value_name = "HOW",
+       .default_value = "auto",
+       .help = "Calibration inputs of the candidates: where none has a --target-alpha, those of "
+               "the first one's run, in one pass, and the winner once more by itself (auto); or a "
+               "whole run each (own).",
+       .group = "Recipe",
+       .choices = kSweepInputsWords.list()},
       {.name = "measure-plain",
        .kind = ValueKind::kFlag,
        .help = "Report the loss of the plain recipe beside each linear's own.",

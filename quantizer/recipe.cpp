@@ -85,7 +85,8 @@ std::vector<RecipeValue> make_values() {
        .option = {.name = "grid",
                   .value_name = "KIND",
                   .help = "Scales and zero points a group can have: any, or those whose codes move "
-                          "into GGUF's Q4_K unchanged (q4_k; 4 bits, columns in multiples of 256).",
+                          "into GGUF's Q4_K unchanged (q4_k; 4 bits. Linears "
+                          "whose columns are no multiple of 256 keep free scales, and are named).",
                   .group = "Quantization",
                   .choices = kGridKindWords.list()},
        .access = word<&QuantizeOptions::grid, kGridKindWords>(),

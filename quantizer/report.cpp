@@ -30,7 +30,9 @@ Json to_json(const ModuleReport& module) {
       .set("clipped_share", module.clipped_share)
       .set("seconds", module.seconds);
   if (module.starved) json.set("starved", true);
+  if (module.off_lattice) json.set("grid", "free");
   if (module.output_distance) json.set("output_distance", *module.output_distance);
+  if (module.rtn_output_distance) json.set("rtn_output_distance", *module.rtn_output_distance);
   if (module.steps) {
     const StepLosses& losses = *module.steps;
     Json steps = Json::object();
@@ -65,8 +67,12 @@ ModuleReport module_from_json(const Json& json) {
   module.clipped_share = json.at("clipped_share").as_number();
   module.seconds = json.at("seconds").as_number();
   if (const Json* starved = json.find("starved")) module.starved = starved->as_bool();
+  module.off_lattice = json.find("grid") != nullptr;
   if (const Json* distance = json.find("output_distance")) {
     module.output_distance = distance->as_number();
+  }
+  if (const Json* distance = json.find("rtn_output_distance")) {
+    module.rtn_output_distance = distance->as_number();
   }
   if (const Json* steps = json.find("steps")) {
     module.steps.emplace();
@@ -123,15 +129,40 @@ std::string table_row(const ModuleReport& m) {
                      m.damp_percent, 100.0 * m.clipped_share, m.seconds);
 }
 
-std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerReport>& layers) {
+namespace {
+
+bool has_loss_of_rtn(const ModuleReport& module) {
+  return module.loss >= module.rtn_loss && module.rtn_loss > 0.0;
+}
+
+bool misses_its_aim(const ModuleReport& module) {
+  if (module.output_distance && module.rtn_output_distance) {
+    return *module.output_distance >= *module.rtn_output_distance && module.rtn_loss > 0.0;
+  }
+  return has_loss_of_rtn(module);
+}
+
+std::vector<std::string> names_of(const std::vector<LayerReport>& layers,
+                                  bool (*wanted)(const ModuleReport& module)) {
   std::vector<std::string> names;
   for (const LayerReport& layer : layers) {
     for (const ModuleReport& module : layer.modules) {
-      if (module.starved) continue;
-      if (module.loss >= module.rtn_loss && module.rtn_loss > 0.0) names.push_back(module.module);
+      if (!module.starved && wanted(module)) names.push_back(module.module);
     }
   }
   return names;
+}
+
+}  // namespace
+
+std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerReport>& layers) {
+  return names_of(layers, misses_its_aim);
+}
+
+std::vector<std::string> modules_away_from_their_weights(const std::vector<LayerReport>& layers) {
+  return names_of(layers, [](const ModuleReport& module) {
+    return has_loss_of_rtn(module) && !misses_its_aim(module);
+  });
 }
 
 }  // namespace assay

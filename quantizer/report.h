@@ -19,6 +19,7 @@ struct ModuleReport {
   double bits_per_weight = 0.0;
   int64_t n_tokens = 0;       // calibration tokens behind the Hessian; 0: none
   bool starved = false;       // an expert with too few tokens, rounded to nearest
+  bool off_lattice = false;   // free scales in a run of --grid q4_k, which cannot hold its columns
   double loss = 0.0;          // (W − Ŵ) H (W − Ŵ)^T
   double rtn_loss = 0.0;      // of round-to-nearest with min-max scales
   double weight_norm = 0.0;   // W H W^T
@@ -26,8 +27,9 @@ struct ModuleReport {
   int64_t n_dead = 0;         // input channels that no token reaches
   double clipped_share = 0.0;
   std::optional<double> output_distance = std::nullopt;  // LayerResult::output_distance
-  std::optional<StepLosses> steps = std::nullopt;        // LayerResult::steps
-  std::optional<double> plain_loss = std::nullopt;       // LayerResult::plain_loss
+  std::optional<double> rtn_output_distance = std::nullopt;
+  std::optional<StepLosses> steps = std::nullopt;   // LayerResult::steps
+  std::optional<double> plain_loss = std::nullopt;  // LayerResult::plain_loss
   Json choice = {};      // what --per-module chose and from what; null: nothing was to be chosen
   double seconds = 0.0;  // scale search, column loop, losses
 
@@ -61,7 +63,11 @@ LayerReport layer_report_from_json(const Json& json);
 std::string table_heading();
 std::string table_row(const ModuleReport& module);
 
-/// Modules whose loss is not below that of round-to-nearest.
+/// Modules that do not do better than round-to-nearest at what they aim at: the distance to the
+/// 16-bit output where it is known, else the loss.
 std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerReport>& layers);
+/// The others whose loss is not below that of round-to-nearest all the same: aimed at the 16-bit
+/// output, they are nearer to it, but further from their own weights.
+std::vector<std::string> modules_away_from_their_weights(const std::vector<LayerReport>& layers);
 
 }  // namespace assay

@@ -51,6 +51,10 @@ struct RunOptions {
 
   std::vector<ModuleValues> overrides = {};  // later ones go before earlier ones
   std::optional<PerModule> per_module = {};
+  /// Other overrides that are tried on the way, each on the held-out windows, with the Gram
+  /// matrices of this run's own streams (RunResult::beside). They change no file; no run with them
+  /// goes on from a state.
+  std::vector<std::vector<ModuleValues>> beside = {};
 
   std::string calibration = {};  // file; may be empty for algorithms that need none
   DatasetOptions dataset = {};
@@ -71,6 +75,12 @@ struct RunOptions {
   std::string report = {};  // JSON file (run_report.h); empty: none
   bool resume = false;
   bool force = false;  // replaces `out`, or an interrupted run, instead of refusing
+};
+
+/// One of RunOptions::beside on the held-out windows.
+struct BesideResult {
+  Json held_out;         // NllComparison::to_json
+  double seconds = 0.0;  // that it took beside the run
 };
 
 /// What a run tells while it goes on. All members may be empty.

@@ -67,10 +67,6 @@ std::string fault_of(const LinearShape& linear, const RunPlan& plan) {
     return std::to_string(linear.in_features) + " columns are no multiple of group size " +
            std::to_string(group);
   }
-  if (plan.quantize.grid == GridKind::kQ4K && linear.in_features % kQ4KColumns != 0) {
-    return std::to_string(linear.in_features) + " columns are no multiple of " +
-           std::to_string(kQ4KColumns) + ", which --grid q4_k needs";
-  }
   return plan.layout->find_fault(linear, plan.quantize);
 }
 
@@ -141,12 +137,35 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   if (!head.empty()) plan.ignore.push_back(head);
 }
 
-// The run's options with what it overrides, for every linear that is quantized.
-void override_options(const RunOptions& options, RunPlan& plan) {
-  plan.options.assign(plan.program.matrices.size(), plan.quantize);
-  for (const ModuleValues& change : options.overrides) {
+// Super-blocks of 256 columns hold whole rows only. Other linears keep free scales of the same
+// group size, as llama-quantize gives such tensors another type; a model that has no others is
+// refused.
+void free_other_columns(RunPlan& plan) {
+  bool any_on_lattice = false;
+  for (size_t i = 0; i < plan.options.size(); ++i) {
+    if (plan.selected[i] == 0) continue;
+    const bool fits = plan.program.matrices[i].in_features % kQ4KColumns == 0;
+    for (std::vector<QuantizeOptions>& options : plan.beside) {
+      if (!fits) options[i].grid = GridKind::kFree;
+    }
+    if (plan.options[i].grid != GridKind::kQ4K) continue;
+    any_on_lattice = any_on_lattice || fits;
+    if (fits) continue;
+    plan.options[i].grid = GridKind::kFree;
+    plan.off_lattice.push_back(static_cast<int>(i));
+  }
+  if (any_on_lattice || plan.off_lattice.empty()) return;
+  throw UsageError("--grid q4_k: no linear has a multiple of " + std::to_string(kQ4KColumns) +
+                   " columns, found " + plan.off_lattice_names().front() + "; use --grid free");
+}
+
+// The run's options with what is overridden, for every linear that is quantized.
+std::vector<QuantizeOptions> overridden(const std::vector<ModuleValues>& overrides,
+                                        const RunPlan& plan) {
+  std::vector<QuantizeOptions> options(plan.program.matrices.size(), plan.quantize);
+  for (const ModuleValues& change : overrides) {
     bool used = false;
-    for (size_t i = 0; i < plan.options.size(); ++i) {
+    for (size_t i = 0; i < options.size(); ++i) {
       if (plan.selected[i] == 0) continue;
       const std::string& module = plan.program.matrices[i].module;
       const bool named = change.modules.empty() ||
@@ -154,24 +173,25 @@ void override_options(const RunOptions& options, RunPlan& plan) {
                                      [&](const auto& pattern) { return matches(pattern, module); });
       if (!named) continue;
       used = true;
-      set_module_values(change.values, "values of " + module, plan.options[i]);
-      check_options(plan.options[i]);
-      check_recipe_values(plan.options[i], plan.calibrated);
-      const int64_t columns = plan.program.matrices[i].in_features;
-      if (plan.options[i].grid == GridKind::kQ4K && columns % kQ4KColumns != 0) {
-        throw UsageError("grid q4_k for " + module + ": " + std::to_string(columns) +
-                         " columns are no multiple of " + std::to_string(kQ4KColumns));
-      }
+      set_module_values(change.values, "values of " + module, options[i]);
+      check_options(options[i]);
+      check_recipe_values(options[i], plan.calibrated);
     }
     if (used) continue;
     throw UsageError("modules \"" + change.modules.front() +
                      "\": no quantized linear of this model has that name");
   }
+  return options;
 }
 
 void check_held_out(const RunOptions& options, const RunPlan& plan) {
   if (options.per_module && options.held_out_windows == 0) {
     throw UsageError("--per-module chooses on held-out windows: use --held-out N");
+  }
+  if (!options.beside.empty() && (options.held_out_windows == 0 || options.per_module)) {
+    throw UsageError(
+        "other values are tried beside a run on held-out windows, without a choice "
+        "per module");
   }
   if (options.held_out_windows == 0) return;
   if (plan.calibrated && plan.quantize.propagate &&
@@ -199,9 +219,35 @@ Json card_fields(const CardSource& source, const RunOptions& options,
 }  // namespace
 
 bool RunPlan::two_streams() const {
-  return calibrated && std::any_of(options.begin(), options.end(), [](const QuantizeOptions& each) {
-           return each.target_alpha != 0.0;
-         });
+  const auto any_target = [](const std::vector<QuantizeOptions>& list) {
+    return std::any_of(list.begin(), list.end(),
+                       [](const QuantizeOptions& each) { return each.target_alpha != 0.0; });
+  };
+  return calibrated &&
+         (any_target(options) || std::any_of(beside.begin(), beside.end(), any_target));
+}
+
+bool RunPlan::wants_residual(const std::vector<int>& matrices) const {
+  return std::any_of(matrices.begin(), matrices.end(), [this](int matrix) {
+    const auto wants = [matrix](const std::vector<QuantizeOptions>& list) {
+      return list[static_cast<size_t>(matrix)].residual_alpha != 0.0;
+    };
+    return wants(options) || std::any_of(beside.begin(), beside.end(), wants);
+  });
+}
+
+bool RunPlan::is_off_lattice(int matrix) const {
+  return std::binary_search(off_lattice.begin(), off_lattice.end(), matrix);
+}
+
+std::vector<std::string> RunPlan::off_lattice_names() const {
+  std::vector<std::string> names;
+  for (const int matrix : off_lattice) {
+    const LinearShape linear = shape(matrix);
+    names.push_back(std::string(linear.module) + " (" + std::to_string(linear.in_features) +
+                    " columns)");
+  }
+  return names;
 }
 
 LinearShape RunPlan::shape(int matrix) const {
@@ -248,7 +294,9 @@ RunPlan plan_run(const RunOptions& options) {
   plan.quantize.scales_fit_bf16 =
       plan.quantize.scale_dtype == DType::kF16 && source == DType::kBF16;
   select_matrices(options, plan);
-  override_options(options, plan);
+  plan.options = overridden(options.overrides, plan);
+  for (const auto& overrides : options.beside) plan.beside.push_back(overridden(overrides, plan));
+  free_other_columns(plan);
   check_held_out(options, plan);
   const CardSource origin = read_card_source(options.model);
   plan.card = card_fields(origin, options, *plan.checkpoint);

@@ -20,19 +20,27 @@ struct RunPlan {
   Program program;
   QuantizeOptions quantize;              // scale type as the layout wants it
   std::vector<QuantizeOptions> options;  // of each of Program::matrices: what RunOptions overrides
+  std::vector<std::vector<QuantizeOptions>> beside;  // the same for each of RunOptions::beside
   const Algorithm* algorithm = nullptr;
   const CheckpointLayout* layout = nullptr;
   bool calibrated = false;          // activations are walked and Hessians made
   std::vector<char> selected;       // by Program::matrices: 1 if it is quantized
   std::vector<std::string> ignore;  // linears that stay in 16 bits
-  Json card;                        // fields of the model card that say where the model comes from
-  std::string card_fault;           // why those of its own card are not among them; empty: they are
+  /// Matrices that keep free scales since GridKind::kQ4K cannot hold their columns.
+  std::vector<int> off_lattice;
+  Json card;               // fields of the model card that say where the model comes from
+  std::string card_fault;  // why those of its own card are not among them; empty: they are
 
   /// Whether the 16-bit stream runs beside the quantized one, for the target.
   bool two_streams() const;
+  /// Whether any options for one of these matrices aim at the sum that its output goes into.
+  bool wants_residual(const std::vector<int>& matrices) const;
   bool wants(int matrix) const { return selected[static_cast<size_t>(matrix)] != 0; }
+  bool is_off_lattice(int matrix) const;
   LinearShape shape(int matrix) const;
   LayerPlan layer(int index) const;
+  /// "model.layers.0.linear_attn.out_proj (384 columns)"
+  std::vector<std::string> off_lattice_names() const;
   /// Bits per weight of a quantized linear, scales and zero points included.
   double bits_per_weight(int matrix) const;
 };

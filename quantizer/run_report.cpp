@@ -27,6 +27,8 @@ Json run_report(const RunOptions& options, const RunResult& result) {
   }
   Json not_better = Json::array();
   for (const std::string& name : modules_not_better_than_rtn(result.layers)) not_better.push(name);
+  Json away = Json::array();
+  for (const std::string& name : modules_away_from_their_weights(result.layers)) away.push(name);
   Json json = Json::object();
   json.set("kind", "assay quantize report")
       .set("assay_version", version())
@@ -51,6 +53,7 @@ Json run_report(const RunOptions& options, const RunResult& result) {
       .set("output_bytes", result.output_bytes)
       .set("spilled_bytes", result.most_spilled_bytes)
       .set("modules_not_better_than_rtn", not_better)
+      .set("modules_away_from_their_weights", away)
       .set("layers", layers)
       .set("files", files);
   return json;

@@ -47,8 +47,7 @@ std::vector<double> numbers(const Json& list) {
   return out;
 }
 
-Measured measure(const std::string& name, const RunResult& result) {
-  const Json& found = result.layers.back().held_out;
+Measured measure(const std::string& name, const Json& found, double seconds) {
   Measured measured;
   measured.window_kld = numbers(found.at("window_kld"));
   measured.window_delta = numbers(found.at("window_delta_nll"));
@@ -56,7 +55,7 @@ Measured measure(const std::string& name, const RunResult& result) {
   measured.entry.kld = interval_mean(measured.window_kld);
   measured.entry.delta_nll = interval_mean(measured.window_delta);
   measured.entry.top1_agreement = found.at("top1_agreement").as_number();
-  measured.entry.seconds = result.seconds;
+  measured.entry.seconds = seconds;
   return measured;
 }
 
@@ -77,6 +76,23 @@ void move_folder(const std::string& from, const std::string& to) {
   std::error_code error;
   std::filesystem::rename(from, to, error);
   if (error) throw_system_error(from + ": cannot rename to " + to, error.value());
+}
+
+RunOptions run_of(const RunOptions& options, const std::vector<SweepCandidate>& candidates,
+                  size_t index) {
+  RunOptions run = options;
+  run.out = fmt::format("{}.sweep-{}", options.out, index + 1);
+  run.overrides = candidates[index].overrides;
+  run.force = true;
+  run.report.clear();
+  return run;
+}
+
+void tell_candidate(const std::vector<SweepCandidate>& candidates, size_t index,
+                    const RunEvents& events) {
+  if (!events.on_note) return;
+  events.on_note(
+      fmt::format("candidate {} of {}: {}", index + 1, candidates.size(), candidates[index].name));
 }
 
 }  // namespace
@@ -104,28 +120,80 @@ std::vector<SweepCandidate> read_sweep(const std::string& path) {
   return candidates;
 }
 
-SweepResult run_sweep(const RunOptions& options, const std::vector<SweepCandidate>& candidates,
-                      const RunEvents& events) {
-  if (options.held_out_windows < 2) {
-    throw UsageError("--sweep ranks on held-out windows: found --held-out " +
-                     std::to_string(options.held_out_windows) + ", expected at least 2");
-  }
-  refuse_what_is_there(options);
-  std::vector<Measured> measured;
-  std::optional<size_t> best;
-  SweepResult result;
-  for (size_t i = 0; i < candidates.size(); ++i) {
-    RunOptions run = options;
-    run.out = fmt::format("{}.sweep-{}", options.out, i + 1);
-    run.overrides = candidates[i].overrides;
-    run.force = true;
-    run.report.clear();
-    if (events.on_note) {
-      events.on_note(
-          fmt::format("candidate {} of {}: {}", i + 1, candidates.size(), candidates[i].name));
+bool shares_inputs(const RunOptions& options, const std::vector<SweepCandidate>& candidates,
+                   SweepInputs inputs) {
+  if (inputs == SweepInputs::kOwn || options.per_module) return false;
+  return std::none_of(candidates.begin(), candidates.end(), [&](const SweepCandidate& candidate) {
+    QuantizeOptions all = options.quantize;  // of the modules that no later change names
+    bool some = false;
+    for (const ModuleValues& change : candidate.overrides) {
+      QuantizeOptions named = all;
+      set_module_values(change.values, candidate.name, named);
+      if (change.modules.empty()) {
+        all = named;
+      } else {
+        some = some || named.target_alpha != 0.0;
+      }
     }
+    return some || all.target_alpha != 0.0;
+  });
+}
+
+RunOptions shared_run(const RunOptions& options, const std::vector<SweepCandidate>& candidates) {
+  RunOptions run = run_of(options, candidates, 0);
+  for (size_t i = 1; i < candidates.size(); ++i) run.beside.push_back(candidates[i].overrides);
+  return run;
+}
+
+namespace {
+
+size_t smallest_kld(const std::vector<Measured>& measured) {
+  return static_cast<size_t>(std::min_element(measured.begin(), measured.end(),
+                                              [](const Measured& a, const Measured& b) {
+                                                return a.entry.kld.mean < b.entry.kld.mean;
+                                              }) -
+                             measured.begin());
+}
+
+// All candidates with the Gram matrices of the first, the best of them then by itself.
+size_t sweep_with_shared_inputs(const RunOptions& options,
+                                const std::vector<SweepCandidate>& candidates,
+                                const RunEvents& events, std::vector<Measured>& measured,
+                                SweepResult& result) {
+  result.options = shared_run(options, candidates);
+  if (events.on_note) {
+    events.on_note(fmt::format("{} candidates with the calibration inputs of \"{}\"",
+                               candidates.size(), candidates.front().name));
+  }
+  result.winner = run_quantization(result.options, events);
+  result.options.beside.clear();
+  double seconds = result.winner.seconds;
+  for (const BesideResult& each : result.winner.beside) seconds -= each.seconds;
+  measured.push_back(
+      measure(candidates.front().name, result.winner.layers.back().held_out, seconds));
+  for (size_t i = 1; i < candidates.size(); ++i) {
+    const BesideResult& each = result.winner.beside[i - 1];
+    measured.push_back(measure(candidates[i].name, each.held_out, each.seconds));
+  }
+  const size_t best = smallest_kld(measured);
+  if (best == 0) return best;
+  remove_folder(result.options.out);
+  result.options = run_of(options, candidates, best);
+  tell_candidate(candidates, best, events);
+  result.winner = run_quantization(result.options, events);
+  return best;
+}
+
+// Each candidate in a run of its own.
+size_t sweep_with_own_inputs(const RunOptions& options,
+                             const std::vector<SweepCandidate>& candidates, const RunEvents& events,
+                             std::vector<Measured>& measured, SweepResult& result) {
+  std::optional<size_t> best;
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    RunOptions run = run_of(options, candidates, i);
+    tell_candidate(candidates, i, events);
     RunResult found = run_quantization(run, events);
-    measured.push_back(measure(candidates[i].name, found));
+    measured.push_back(measure(candidates[i].name, found.layers.back().held_out, found.seconds));
     if (best && !(measured[i].entry.kld.mean < measured[*best].entry.kld.mean)) {
       remove_folder(run.out);
       continue;
@@ -135,12 +203,30 @@ SweepResult run_sweep(const RunOptions& options, const std::vector<SweepCandidat
     result.options = std::move(run);
     result.winner = std::move(found);
   }
+  return *best;
+}
+
+}  // namespace
+
+SweepResult run_sweep(const RunOptions& options, const std::vector<SweepCandidate>& candidates,
+                      SweepInputs inputs, const RunEvents& events) {
+  if (options.held_out_windows < 2) {
+    throw UsageError("--sweep ranks on held-out windows: found --held-out " +
+                     std::to_string(options.held_out_windows) + ", expected at least 2");
+  }
+  refuse_what_is_there(options);
+  std::vector<Measured> measured;
+  SweepResult result;
+  const bool shared = shares_inputs(options, candidates, inputs);
+  const size_t best = shared
+                          ? sweep_with_shared_inputs(options, candidates, events, measured, result)
+                          : sweep_with_own_inputs(options, candidates, events, measured, result);
   move_folder(result.options.out, options.out);
   result.options.out = options.out;
   result.options.report = options.report;
   for (Measured& each : measured) {
-    each.entry.kld_difference = paired(each.window_kld, measured[*best].window_kld);
-    each.entry.delta_nll_difference = paired(each.window_delta, measured[*best].window_delta);
+    each.entry.kld_difference = paired(each.window_kld, measured[best].window_kld);
+    each.entry.delta_nll_difference = paired(each.window_delta, measured[best].window_delta);
     result.ranking.push_back(each.entry);
   }
   std::stable_sort(

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "convert/core/enum_words.h"
 #include "quantizer/pipeline.h"
 #include "verify/nll.h"
 
@@ -19,6 +20,16 @@ struct SweepCandidate {
 /// candidate's name or number.
 std::vector<SweepCandidate> read_sweep(const std::string& path);
 
+/// Whose Gram matrices a candidate is quantized with.
+enum class SweepInputs : uint8_t {
+  /// Where no candidate aims at the 16-bit output, those of a run with the first one's values: one
+  /// pass over the calibration data. A target makes good what the candidate's own linears before it
+  /// changed, which no other stream knows: then as below.
+  kAuto,
+  kOwn,  // of a stream of its own: a whole run each
+};
+inline constexpr auto kSweepInputsWords = enum_words<SweepInputs>("auto", "own");
+
 /// A candidate on the held-out windows. Differences are paired over windows against the winner.
 struct SweepEntry {
   std::string name;
@@ -27,7 +38,7 @@ struct SweepEntry {
   IntervalMean kld_difference;
   IntervalMean delta_nll_difference;
   double top1_agreement = 0.0;
-  double seconds = 0.0;
+  double seconds = 0.0;  // shared inputs: that it took beside the first candidate's run
 };
 
 struct SweepResult {
@@ -36,11 +47,18 @@ struct SweepResult {
   RunResult winner;                 // its folder is `out`
 };
 
-/// Quantizes with each candidate, one after another, and keeps the one with the smallest KLD to
-/// the original on options.held_out_windows. At most two results lie on disk at a time, beside
-/// `out`. Throws as run_quantization does.
+/// Quantizes with each candidate and keeps the one with the smallest KLD to the original on
+/// options.held_out_windows. The folder is always that of a run with the winner's values alone:
+/// with shared inputs the winner, unless it is the first, is quantized once more.  At most two
+/// results lie on disk at a time, beside `out`. Throws as run_quantization does.
 SweepResult run_sweep(const RunOptions& options, const std::vector<SweepCandidate>& candidates,
-                      const RunEvents& events);
+                      SweepInputs inputs, const RunEvents& events);
+
+/// Whether one pass over the calibration data serves all candidates.
+bool shares_inputs(const RunOptions& options, const std::vector<SweepCandidate>& candidates,
+                   SweepInputs inputs);
+/// That pass.
+RunOptions shared_run(const RunOptions& options, const std::vector<SweepCandidate>& candidates);
 
 Json to_json(const SweepEntry& entry);
 /// The ranking as a table of text.

@@ -1,6 +1,7 @@
 #include "runtime/host_memory.h"
 
 #include <fmt/format.h>
+#include <malloc.h>
 
 #include <algorithm>
 #include <array>
@@ -68,5 +69,7 @@ void require_memory(const std::vector<LedgerItem>& items, uint64_t available,
                   bytes_text(available), parts,
                   cache ? "a smaller --context or --kv-type f16" : "a model in a smaller format"));
 }
+
+void return_freed_blocks() { ::mallopt(M_MMAP_THRESHOLD, 1 << 20); }
 
 }  // namespace assay

@@ -20,4 +20,10 @@ std::optional<uint64_t> available_host_memory();
 void require_memory(const std::vector<LedgerItem>& items, uint64_t available,
                     const std::string& what);
 
+/// Makes freed blocks of a mebibyte or more go back to the system at once, for the whole process.
+/// By default the allocator raises that limit with each one that is freed, up to 32 MiB, and keeps
+/// what lies between blocks that are still in use: up to a third of the peak of a run whose
+/// activations go to disk and back. Costs up to a tenth of such a run's time.
+void return_freed_blocks();
+
 }  // namespace assay

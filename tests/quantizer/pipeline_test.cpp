@@ -129,13 +129,38 @@ TEST(Quantize, CodesOfTheQ4KGridMoveIntoGgufUnchanged) {
   }
 }
 
+TEST(Quantize, LinearsThatQ4KCannotHoldKeepFreeScalesAndAreNamed) {
+  const QuantizeRun fixture({.hidden_size = 256, .intermediate_size = 96});
+  RunOptions options = fixture.best_options();
+  options.quantize.grid = GridKind::kQ4K;
+  std::vector<std::string> notes;
+
+  const RunResult result = run_quantization(
+      options, {.on_note = [&](std::string_view note) { notes.emplace_back(note); }});
+
+  EXPECT_THAT(notes, testing::Contains(HasSubstr("model.layers.0.mlp.down_proj (96 columns), "
+                                                 "model.layers.1.mlp.down_proj (96 columns)")));
+  EXPECT_THAT(dry_run(options).off_lattice, testing::SizeIs(2));
+  for (const LayerReport& layer : result.layers) {
+    for (const ModuleReport& module : layer.modules) {
+      EXPECT_EQ(module.off_lattice, module.in_features == 96) << module.module;
+    }
+  }
+  const auto folder = Checkpoint::open(options.out);
+  GgufExport(folder, {}).write(fixture.path("out.gguf"));
+  const auto gguf = Checkpoint::open(fixture.path("out.gguf"));
+  EXPECT_EQ(gguf->stored(Role::kUpProj, 0).format->name(), "Q4_K");
+  EXPECT_THAT(gguf->stored(Role::kDownProj, 0).format->name(), testing::AnyOf("Q4_1", "Q5_0"));
+  EXPECT_EQ(weights_of(*gguf, Role::kDownProj, 0), weights_of(*folder, Role::kDownProj, 0));
+}
+
 TEST(Quantize, Q4KGridTellsWhatItCannotHave) {
   const QuantizeRun fixture;  // rows of 64 and 96 columns
   RunOptions options = fixture.best_options();
   options.quantize.grid = GridKind::kQ4K;
   const auto refused = [&] { return message_of<UsageError>([&] { fixture.run(options); }); };
 
-  EXPECT_THAT(refused(), HasSubstr("64 columns are no multiple of 256"));
+  EXPECT_THAT(refused(), HasSubstr("self_attn.q_proj (64 columns)"));
   options.quantize.bits = 8;
   EXPECT_THAT(refused(), HasSubstr("8 bits, expected 4"));
   options.quantize.bits = 4;

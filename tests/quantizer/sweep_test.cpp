@@ -62,16 +62,23 @@ TEST(Sweep, FaultsNameTheCandidate) {
               HasSubstr("second one with the name \"x\""));
 }
 
-TEST(Sweep, KeepsTheCandidateOfSmallestDivergence) {
+class SweepWith : public testing::TestWithParam<SweepInputs> {};
+
+INSTANTIATE_TEST_SUITE_P(Inputs, SweepWith, testing::Values(SweepInputs::kAuto, SweepInputs::kOwn),
+                         [](const auto& inputs) {
+                           return std::string(kSweepInputsWords.name(inputs.param));
+                         });
+
+TEST_P(SweepWith, KeepsTheCandidateOfSmallestDivergence) {
   const QuantizeRun fixture;
-  const RunOptions options = options_of(fixture);
+  RunOptions options = options_of(fixture);
+  options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
   const auto candidates = candidates_of(
-      R"({"candidates": [{"name": "rough", "scales": "min-max", "target_alpha": 0,
-                          "refit_rounds": 0},
+      R"({"candidates": [{"name": "rough", "scales": "min-max", "refit_rounds": 0},
                          {"name": "as given"},
                          {"name": "down", "modules": ["*down_proj"], "damp_percent": 0.3}]})");
 
-  const SweepResult result = run_sweep(options, candidates, {});
+  const SweepResult result = run_sweep(options, candidates, GetParam(), {});
 
   ASSERT_EQ(result.ranking.size(), 3u);
   EXPECT_TRUE(std::is_sorted(
@@ -98,8 +105,64 @@ TEST(Sweep, NeedsWindowsToRankOn) {
   RunOptions options = options_of(fixture);
   options.held_out_windows = 0;
 
-  EXPECT_THROW(run_sweep(options, candidates_of(R"({"candidates": [{"name": "a"}]})"), {}),
+  EXPECT_THROW(run_sweep(options, candidates_of(R"({"candidates": [{"name": "a"}]})"),
+                         SweepInputs::kAuto, {}),
                UsageError);
+}
+
+TEST(Sweep, ACandidateBesideARunOfItsValuesHasTheFiguresOfThatRun) {
+  const QuantizeRun fixture;
+  RunOptions options = options_of(fixture);
+  const ModuleValues nothing{.modules = {}, .values = Json::object()};
+  options.beside = {std::vector<ModuleValues>{}, std::vector<ModuleValues>{nothing}};
+
+  const RunResult result = fixture.run(options);
+
+  ASSERT_EQ(result.beside.size(), 2u);
+  const Json& own = result.layers.back().held_out;
+  EXPECT_EQ(result.beside[0].held_out, own);
+  EXPECT_EQ(result.beside[1].held_out, own);
+}
+
+// The last linear of the last layer has the same inputs whatever it becomes.
+TEST(Sweep, ACandidateOfTheLastLinearHasTheFiguresOfItsOwnRun) {
+  const QuantizeRun fixture({.n_layers = 1});
+  RunOptions options = options_of(fixture);
+  options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
+  Json values = Json::object();
+  values.set("scales", "min-max").set("refit_rounds", 0);
+  const std::vector<ModuleValues> last = {{.modules = {"*down_proj"}, .values = values}};
+  options.beside = {last};
+
+  const RunResult shared = fixture.run(options);
+
+  options.beside.clear();
+  options.overrides = last;
+  options.force = true;
+  const RunResult alone = fixture.run(options);
+  EXPECT_EQ(shared.beside.front().held_out, alone.layers.back().held_out);
+}
+
+// A target makes good what a candidate's own linears changed.
+TEST(Sweep, CandidatesWithATargetHaveInputsOfTheirOwn) {
+  const QuantizeRun fixture;
+  const RunOptions two_streams = options_of(fixture);
+  RunOptions one_stream = two_streams;
+  one_stream.quantize.target_alpha = one_stream.quantize.residual_alpha = 0.0;
+  const auto plain = candidates_of(
+      R"({"candidates": [{"name": "a", "target_alpha": 0}, {"name": "b", "target_alpha": 0,
+                          "damp_percent": 0.02}]})");
+  const auto with_target = candidates_of(
+      R"({"candidates": [{"name": "a"}, {"name": "b", "modules": ["*o_proj"],
+                          "target_alpha": 0.5}]})");
+
+  EXPECT_TRUE(shares_inputs(one_stream, plain, SweepInputs::kAuto));
+  EXPECT_TRUE(shares_inputs(two_streams, plain, SweepInputs::kAuto));
+  EXPECT_FALSE(shares_inputs(one_stream, plain, SweepInputs::kOwn));
+  EXPECT_FALSE(shares_inputs(one_stream, with_target, SweepInputs::kAuto));
+  EXPECT_FALSE(shares_inputs(two_streams, with_target, SweepInputs::kAuto));
+  one_stream.per_module = PerModule::kDamp;
+  EXPECT_FALSE(shares_inputs(one_stream, plain, SweepInputs::kAuto));
 }
 
 }  // namespace

@@ -61,6 +61,8 @@ ModuleRow read_module(const Json& json, size_t index, const std::string& source)
   row.layer = integer(json, "layer").value_or(-1);
   row.loss = number(json, "loss");
   row.rtn_loss = number(json, "rtn_loss");
+  row.output_distance = number(json, "output_distance");
+  row.rtn_output_distance = number(json, "rtn_output_distance");
   row.weight_norm = number(json, "weight_norm");
   row.damp_percent = number(json, "damp_percent");
   row.clipped_share = number(json, "clipped_share");

@@ -15,7 +15,9 @@ struct ModuleRow {
   int64_t layer = -1;                    // −1: not in a layer
   std::string module;                    // "model.layers.0.self_attn.q_proj"
   std::optional<double> loss, rtn_loss;  // (W − Ŵ) H (W − Ŵ)^T summed over rows
-  std::optional<double> weight_norm;     // W H W^T summed over rows
+  /// To the 16-bit output, less what no Ŵ can change; of this result and of rounding to nearest.
+  std::optional<double> output_distance, rtn_output_distance;
+  std::optional<double> weight_norm;  // W H W^T summed over rows
   std::optional<double> damp_percent, clipped_share, seconds;
   std::optional<double> bits_per_weight;  // scales and zero points included
   std::optional<int64_t> n_weights;

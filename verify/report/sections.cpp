@@ -43,10 +43,14 @@ std::string module_tooltip(const ModuleRow& row) {
                      figure(row.relative_rtn_loss()));
 }
 
-/// Modules without a loss of their own below that of rounding to nearest.
+/// Modules that do no better than rounding to nearest at what they aim at: the distance to the
+/// 16-bit output where it is known, else the loss.
 size_t count_not_better(const RunData& run) {
   return static_cast<size_t>(
       std::count_if(run.modules.begin(), run.modules.end(), [](const ModuleRow& row) {
+        if (row.output_distance && row.rtn_output_distance) {
+          return *row.output_distance >= *row.rtn_output_distance;
+        }
         const auto share = share_of_rtn(row);
         return share && *share >= 1.0;
       }));
@@ -71,7 +75,7 @@ Section summary_section(const RunData& run) {
   section.paragraphs.push_back(line + ".");
   if (const size_t n = count_not_better(run); n > 0) {
     section.paragraphs.push_back(
-        fmt::format("{} of them have no smaller loss than rounding to nearest.", n));
+        fmt::format("{} of them do no better than rounding to nearest.", n));
   }
   if (run.verification) {
     const Verification& verification = *run.verification;
