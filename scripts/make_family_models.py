@@ -52,7 +52,9 @@ CONFIGS = {
     "gemma4_e": dict(model_type="gemma4_text", num_hidden_layers=5, num_attention_heads=4,
                      num_key_value_heads=2, head_dim=16, global_head_dim=32,
                      attention_k_eq_v=False, sliding_window=16,
-                     layer_types=["sliding_attention", "full_attention", "sliding_attention",
+                     # llama.cpp takes the keys and values of shared layers from the last two that
+                     # have their own, and expects a sliding one before a full one there.
+                     layer_types=["sliding_attention", "sliding_attention", "full_attention",
                                   "sliding_attention", "full_attention"],
                      hidden_size_per_layer_input=16, num_kv_shared_layers=2,
                      use_double_wide_mlp=True, vocab_size_per_layer_input=256,

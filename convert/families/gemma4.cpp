@@ -445,6 +445,25 @@ void write_config(const ModelSpec& spec, const GgufFile&, ConfigMembers& config)
   config.set("vocab_size_per_layer_input", spec.vocab_size);
 }
 
+/// GGUF does not say which layers share keys and values; llama.cpp takes them from the last two
+/// layers that have their own: a sliding one, then a full one.
+std::string gguf_sharing_warning(const ModelSpec& spec) {
+  const auto n_own = std::count_if(spec.layers.begin(), spec.layers.end(), [](const auto& layer) {
+    return !layer.attention.kv_source.has_value();
+  });
+  for (size_t i = 0; i < spec.layers.size(); ++i) {
+    const AttentionSpec& attention = spec.layers[i].attention;
+    if (!attention.kv_source) continue;
+    const auto expected = n_own - (attention.sliding_window ? 2 : 1);
+    if (*attention.kv_source == expected) continue;
+    return fmt::format(
+        "layer {} shares the keys and values of layer {}, where llama.cpp takes those of layer {}: "
+        "it will not run this file as the model runs",
+        i, *attention.kv_source, expected);
+  }
+  return {};
+}
+
 }  // namespace
 
 extern const Family kGemma4Family;
@@ -459,7 +478,7 @@ const Family kGemma4Family = {
     .write_gguf_metadata = write_gguf_metadata,
     .write_config = write_config,
     .gguf_extra_tensors = gguf_extra_tensors,
-    .gguf_warning = no_gguf_warning,
+    .gguf_warning = gguf_sharing_warning,
     .ignores_tensor = ignores_tensor,
 };
 

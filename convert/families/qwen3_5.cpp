@@ -54,6 +54,11 @@ DeltaNetSpec read_delta_net(const ConfigReader& config) {
 ModelSpec read_config(const Json& json, const Json& generation_json) {
   const ConfigReader config(json, "config.json");
   require_activation(config, "hidden_act", {"silu", "swish"});
+  if (!config.boolean_or("attn_output_gate", true)) {
+    throw UnsupportedError(config.source() +
+                           ": attn_output_gate is false; attention without its gate is not "
+                           "supported for this model type");
+  }
   ModelSpec spec = read_decoder_sizes(config, "qwen3_5", kDefaults);
   AttentionSpec attention = read_heads(config, spec.hidden_size, kDefaults);
   attention.qk_norm = attention.output_gate = true;

@@ -5,10 +5,12 @@
 #include <set>
 #include <tuple>
 
+#include "convert/checkpoint.h"
 #include "convert/core/error.h"
 #include "convert/families/family.h"
 #include "convert/families/rope_config.h"
 #include "tests/support/shared_data.h"
+#include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_model.h"
 
 namespace assay {
@@ -54,6 +56,78 @@ TEST(Families, EachHasATinyModelThatTheTestsRun) {
 
   for (const Family* family : all_families()) {
     EXPECT_TRUE(tested.contains(family->name)) << family->name;
+  }
+}
+
+/// Changes of a tiny model's config.json, and what opening the folder says to them.
+class FamilyConfig : public testing::TestWithParam<std::string> {
+ protected:
+  FamilyConfig() : model_(test::read_model(test::family_model_path(GetParam()))) {}
+
+  std::string refusal() const {
+    const test::TemporaryDirectory folder;
+    try {
+      Checkpoint::open(model_.write(folder.file("model")));
+    } catch (const UnsupportedError& error) {
+      return error.what();
+    } catch (const FormatError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+
+  test::TinyModel model_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Families, FamilyConfig, testing::ValuesIn(test::family_models()),
+                         [](const auto& model) { return model.param; });
+
+TEST_P(FamilyConfig, WithAnUnknownActivationIsRefusedByName) {
+  const bool gemma = model_.config.find("hidden_activation") != nullptr;
+  model_.config.set(gemma ? "hidden_activation" : "hidden_act", "quick_gelu");
+
+  EXPECT_THAT(refusal(), HasSubstr("\"quick_gelu\""));
+}
+
+TEST_P(FamilyConfig, WithAnUnknownRopeTypeIsRefusedByName) {
+  Json rope = model_.config.at("rope_parameters");
+  if (const Json* inner = rope.find("full_attention")) {  // one for each kind of layer
+    Json changed = *inner;
+    rope.set("full_attention", changed.set("rope_type", "spiral"));
+  } else {
+    rope.set("rope_type", "spiral");
+  }
+  model_.config.set("rope_parameters", rope);
+
+  EXPECT_THAT(refusal(), HasSubstr("\"spiral\""));
+}
+
+TEST_P(FamilyConfig, WithAnUnknownLayerTypeIsRefusedByName) {
+  Json::Array types(static_cast<size_t>(model_.config.at("num_hidden_layers").as_integer()),
+                    Json("full_attention"));
+  types.front() = Json("chunked_attention");
+  model_.config.set("layer_types", Json(types));
+
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("layer_types"), HasSubstr("chunked_attention")));
+}
+
+TEST(Qwen35Config, WithoutTheGateOfItsAttentionIsRefusedByName) {
+  test::TinyModel model = test::read_model(test::family_model_path("qwen3_5"));
+  model.config.set("attn_output_gate", true);
+  EXPECT_NO_THROW(read(model.config));
+  model.config.set("attn_output_gate", false);
+  try {
+    read(model.config);
+    ADD_FAILURE();
+  } catch (const UnsupportedError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("attn_output_gate"));
+  }
+  model.config.set("attn_output_gate", true).set("output_gate_type", "tanh");
+  try {
+    read(model.config);
+    ADD_FAILURE();
+  } catch (const UnsupportedError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("\"tanh\""));
   }
 }
 
@@ -475,6 +549,19 @@ TEST(Gemma4Config, SharedLayersReadTheLastOfTheirKindBeforeThem) {
 }
 
 // ---------------------------------------------------------------------------------------------
+
+TEST(Gemma4Gguf, WarnsOfSharedKeysThatReadersTakeFromAnotherLayer) {
+  test::TinyModel model = test::read_model(test::family_model_path("gemma4_e"));
+  const Family& family = find_family("gemma4");
+  EXPECT_EQ(family.gguf_warning(read(model.config)), "");
+
+  model.config.set("layer_types",
+                   Json(Json::Array{"sliding_attention", "full_attention", "sliding_attention",
+                                    "sliding_attention", "full_attention"}));
+
+  EXPECT_THAT(family.gguf_warning(read(model.config)),
+              HasSubstr("layer 3 shares the keys and values of layer 2"));
+}
 
 TEST(Families, AreFoundByEveryName) {
   for (const Family* family : all_families()) {

@@ -1,4 +1,5 @@
 // Every family goes through the whole pipeline, on the tiny random models of tests/data/families.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 
 #include "convert/checkpoint.h"
 #include "convert/core/parallel.h"
+#include "convert/gguf_export.h"
 #include "convert/hf_export.h"
 #include "runtime/isa.h"
 #include "tests/quantizer/run_fixture.h"
@@ -96,6 +98,42 @@ TEST_P(QuantizedFamily, HasTheSameBytesForEveryInstructionSetThreadsAndBatch) {
 
   EXPECT_EQ(QuantizeRun::contents(fixture_.path("second")),
             QuantizeRun::contents(fixture_.path("first")));
+}
+
+// Blocks that predict further tokens are no part of the decoder: a run keeps them as they are, GGUF
+// is without them, and both say so.
+TEST(QuantizedMtp, IsKeptBitForBitAndNamedWhereItIsLeftOut) {
+  const QuantizeRun fixture;
+  test::TinyModel model = test::read_model(test::family_model_path("qwen3_5"));
+  model.tokenizer_json = test::make_tiny_model({.vocab_size = 256}).tokenizer_json;
+  model.config.set("mtp_num_hidden_layers", 1);
+  const Tensor matrix = model.tensor("model.layers.0.mlp.gate_proj.weight");
+  model.add("mtp.fc.weight", matrix);
+  model.add("mtp.layers.0.mlp.gate_proj.weight", matrix);
+  model.write(fixture.path("mtp"));
+  test::write_tokens(fixture.path("ids.npy"), 5, 32, 9, 256);
+  RunOptions options = fixture.options();
+  options.model = fixture.path("mtp");
+  options.calibration = fixture.path("ids.npy");
+  std::vector<std::string> notes;
+
+  run_quantization(options, {.on_note = [&](std::string_view note) { notes.emplace_back(note); }});
+  GgufExport gguf(Checkpoint::open(options.out), {});
+  gguf.write(fixture.path("out.gguf"));
+
+  EXPECT_THAT(notes, testing::Contains(testing::HasSubstr("left out: mtp (2 tensors")));
+  EXPECT_THAT(gguf.warnings(), testing::Contains(testing::HasSubstr("left out: mtp (2 tensors")));
+  const auto kept = SafetensorsModel::open(options.out);
+  for (const char* name : {"mtp.fc.weight", "mtp.layers.0.mlp.gate_proj.weight"}) {
+    ASSERT_NE(kept.find(name), nullptr) << name;
+    EXPECT_TRUE(std::ranges::equal(kept.find(name)->view.bytes, matrix.bytes)) << name;
+  }
+  const Json config = read_json_file(options.out + "/config.json");
+  EXPECT_EQ(config.at("mtp_num_hidden_layers").as_integer(), 1);
+  const auto ignore = config.at("quantization_config").at("ignore").as_array();
+  EXPECT_THAT(ignore, testing::IsSupersetOf({Json("mtp.fc"), Json("mtp.layers.0.mlp.gate_proj")}));
+  const auto file = Checkpoint::open(fixture.path("out.gguf"));
+  EXPECT_EQ(file->spec().layers.size(), 4u);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // (scripts/make_family_models.py), against transformers in fp32.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <memory>
@@ -152,6 +153,52 @@ TEST_P(FamilyModel, EstimatesTheMemoryThatItTakes) {
 
   EXPECT_GT(state_bytes(taken), 0u);
   EXPECT_EQ(state_bytes(taken), state_bytes(estimated));
+}
+
+/// Bytes that one sequence of `context` positions carries, from the spec alone.
+uint64_t carried_bytes(const ModelSpec& spec, uint64_t context, uint64_t chunk) {
+  uint64_t bytes = 0;
+  for (const LayerSpec& layer : spec.layers) {
+    if (layer.delta_net) {  // fp32: the inputs of the convolution, and a matrix per value head
+      const DeltaNetSpec& net = *layer.delta_net;
+      const int keys = net.n_key_heads * net.key_dim;
+      const int values = net.n_value_heads * net.value_dim;
+      bytes += 4 * static_cast<uint64_t>((net.conv_kernel - 1) * (2 * keys + values) +
+                                         values * net.key_dim);
+      continue;
+    }
+    const AttentionSpec& attention = layer.attention;
+    if (attention.kv_source) continue;
+    uint64_t rows = context;
+    if (attention.sliding_window) {  // whole segments of 128
+      const auto kept = static_cast<uint64_t>(*attention.sliding_window) - 1 + chunk;
+      rows = std::min(rows, (kept + 127) / 128 * 128);
+    }
+    bytes += 2 * 2 * rows * static_cast<uint64_t>(attention.n_kv_heads * attention.head_dim);
+  }
+  return bytes;
+}
+
+TEST_P(FamilyModel, CarriesTheBytesOfTheFormula) {
+  const auto checkpoint = Checkpoint::open(path_);
+  for (const int64_t context : {64, 700}) {
+    const ExecutorOptions options{.kv_type = KvType::kF16,
+                                  .n_sequences = 3,
+                                  .context = std::min(context, checkpoint->spec().context_length),
+                                  .max_batch_tokens = 50};
+    const uint64_t expected =
+        3 * carried_bytes(checkpoint->spec(), static_cast<uint64_t>(options.context), 50);
+    const auto carried = [](const std::vector<LedgerItem>& items) {
+      uint64_t bytes = 0;
+      for (const LedgerItem& item : items) {
+        if (item.name == "kv cache" || item.name == "recurrent state") bytes += item.bytes;
+      }
+      return bytes;
+    };
+
+    EXPECT_EQ(carried(make_cpu_device()->estimate(*checkpoint, options)), expected) << context;
+    EXPECT_EQ(carried(make_cpu_device()->load(checkpoint, options)->ledger()), expected) << context;
+  }
 }
 
 }  // namespace
