@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # One hash of a quantized folder and one of the logits, over everything that must not change them:
 # instruction set, threads, tokens that run together, memory, an interruption, prefill chunks, and
-# with --builds also compiler and optimisation level. Fails if any configuration differs.
+# with --builds also compiler and optimisation level. Fails if any configuration differs. The
+# bundled Llama goes through all of it, the tiny models of every other family through a short form.
 # usage: scripts/same_bits.sh [--builds] [PROGRAM...]
 #   PROGRAM    an assay executable; the first (default build/cpu/assay) runs every configuration,
 #              each further one those that another build could change
@@ -27,10 +28,13 @@ if [ "$builds" = yes ]; then
   build clang-O3 clang++-14 -O3
 fi
 
-model=tests/data/llama-tiny
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 echo '[[0, 17, 4, 290, 33, 5, 5, 612, 48], [0, 1024, 77]]' >"$work/prompts.json"
+# What quantize, resume, logits and chunks work on; `suffix` goes into the names of the hashes.
+model=tests/data/llama-tiny
+suffix=
+kill_at=30  # the write of a run that an interruption ends it at
 calibration=(--calibration tests/data/calibration.jsonl --windows 4 --window-length 64)
 isas=(scalar)
 for isa in avx2 avx512; do
@@ -51,7 +55,7 @@ record() {
   : "${first[$kind]:=$hash}"
   if [ "$hash" != "${first[$kind]}" ]; then verdict=DIFFERS; differs=yes; fi
   count[$kind]=$((${count[$kind]:-0} + 1))
-  printf '%-17s %.16s %-7s %s\n' "$kind" "$hash" "$verdict" "$*"
+  printf '%-27s %.16s %-7s %s\n' "$kind" "$hash" "$verdict" "$*"
 }
 hash_of() { (cd "$1" && find . -type f | sort | xargs sha256sum) | sha256sum | cut -d' ' -f1; }
 
@@ -61,21 +65,21 @@ quantize() {
   shift
   rm -rf "$work/folder"*
   "$program" quantize "$model" "${calibration[@]}" --out "$work/folder" -q "$@" >/dev/null
-  record quantize "$(hash_of "$work/folder")" "$program" "$@"
+  record "quantize$suffix" "$(hash_of "$work/folder")" "$program" "$@"
 }
 # A process killed at one of its writes, gone on by another one.
 resume() {
   local program=$1 status=0
   rm -rf "$work/folder"*
   # In a shell of its own, which keeps the word "Killed" to itself.
-  (ASSAY_FAULT=kill:30 "$program" quantize "$model" "${calibration[@]}" --out "$work/folder" -q \
+  (ASSAY_FAULT=kill:$kill_at "$program" quantize "$model" "${calibration[@]}" --out "$work/folder" -q \
     --threads 2; exit $?) >/dev/null 2>&1 || status=$?
   if [ $status -ne 137 ] || [ ! -e "$work/folder.state/state.json" ] || [ -e "$work/folder" ]; then
     echo "same_bits: the run was to be interrupted, but ended with $status" >&2
     exit 1
   fi
   "$program" quantize "$model" "${calibration[@]}" --out "$work/folder" -q --resume --threads 1 >/dev/null
-  record quantize "$(hash_of "$work/folder")" "$program" interrupted and resumed
+  record "quantize$suffix" "$(hash_of "$work/folder")" "$program" interrupted and resumed
 }
 # Logits and hidden states of every position, greedy tokens. logits PROGRAM MODEL OPTION...
 logits() {
@@ -84,7 +88,7 @@ logits() {
   rm -rf "$work/reference"
   "$program" verify-equivalence "$of" --write-reference "$work/reference" \
     --prompts "$work/prompts.json" --new-tokens 8 -q "$@" >/dev/null
-  record "logits:${of##*/}" "$(hash_of "$work/reference")" "$program" "$@"
+  record "logits$suffix:${of##*/}" "$(hash_of "$work/reference")" "$program" "$@"
 }
 # Logits after a prompt of 200 tokens, fed in chunks.
 chunks() {
@@ -112,6 +116,37 @@ quantize "$program" --batch-tokens 256    # four
 quantize "$program" --activation-memory 1KiB
 resume "$program"
 for chunk in 1 7 64 200; do chunks "$program" "$chunk"; done
+
+# The other families. Their models have no tokenizer, so that they are given ids.
+python3 - "$work/ids.npy" <<'IDS'
+import struct
+import sys
+ids = [3 + (line * 97 + i * (31 + line)) % 253 for line in range(6) for i in range(32)]
+header = b"{'descr': '<i4', 'fortran_order': False, 'shape': (6, 32), }".ljust(117) + b"\n"
+with open(sys.argv[1], "wb") as file:
+    file.write(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    file.write(struct.pack(f"<{len(ids)}i", *ids))
+IDS
+calibration=(--calibration "$work/ids.npy" --window-length 32 --group-size 32
+  --min-expert-tokens 8)
+echo '[[17, 4, 190, 33, 5, 5, 112, 48, 99, 201], [24, 77]]' >"$work/prompts.json"
+kill_at=12
+for folder in tests/data/families/*/; do
+  model=${folder%/}
+  suffix=":${model##*/}"
+  for program in "${programs[@]}"; do
+    quantize "$program" --isa "$best" --threads 1
+    rm -rf "$work/W4A16"
+    cp -r "$work/folder" "$work/W4A16"
+    logits "$program" "$model" --isa "$best" --threads 1
+    logits "$program" "$work/W4A16" --isa "$best" --threads 2
+  done
+  program=${programs[0]}
+  quantize "$program" --isa scalar --threads 2 --batch-tokens 32
+  quantize "$program" --threads 4 --activation-memory 1KiB
+  resume "$program"
+  logits "$program" "$work/W4A16" --isa scalar --threads 4
+done
 
 for kind in "${!first[@]}"; do
   echo "same_bits: $kind ${first[$kind]} in ${count[$kind]} configurations"
