@@ -20,6 +20,7 @@ def arguments():
     parser.add_argument("out")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--kernel", default="dequantized")
+    parser.add_argument("--plain", action="store_true", help="expect no quantized linear")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     return options
