@@ -1,5 +1,5 @@
-// Logits, hidden states, cache contents, greedy runs and NLL of two trained models against an
-// independent fp32 implementation (the folder `references`).
+// Logits, hidden states, cache contents, greedy runs and NLL of six trained models of three
+// families against an independent fp32 implementation (the folder `references`).
 //
 // Tolerances. Two things part canonical-1 from exact arithmetic:
 // 1. fp32 additions in some order. noise.json gives what that costs: the largest rms over the ways
@@ -119,6 +119,26 @@ class Reference : public testing::TestWithParam<const char*> {
     return steps.relative();
   }
 
+  /// The matrices (n_value_heads, value_dim, key_dim) that layer 0 carries on after a prompt.
+  std::vector<float> state_after(const std::vector<int32_t>& ids) const {
+    const Program program = build_program(checkpoint_->spec(), checkpoint_->tensors());
+    const auto n = static_cast<int64_t>(ids.size());
+    const int end = program.layers.front().end;
+    CpuWeights weights;
+    bind_weights(program, checkpoint_, 0, end, n, weights);
+    KvCache cache(program.cache_layers, KvType::kF32, 1, n, program.state_layers);
+    cache.reset(0);
+    CpuContext context;
+    context.weights = &weights;
+    context.cache = &cache;
+    context.token_ids = ids;
+    for (int64_t t = 0; t < n; ++t) context.rows.push_back({0, t});
+    prepare_registers(program, 0, end, n, context);
+    for (int i = 0; i < end; ++i) run_op(program.ops[static_cast<size_t>(i)], context);
+    const float* state = cache.matrix_state(0, 0);
+    return {state, state + program.state_layers.front().matrix_values()};
+  }
+
   std::shared_ptr<const Checkpoint> checkpoint_;
   std::unique_ptr<References> references_;
 };
@@ -138,50 +158,91 @@ TEST_P(Reference, FinalLogitsOfEveryPromptAreWithinTheDerivedTolerance) {
   }
 }
 
+/// (a, b, c) -> (a, c, b), or with a and b swapped.
+std::vector<float> turned(const std::vector<float>& values, const Shape& shape, bool outer) {
+  std::vector<float> result(values.size());
+  size_t from = 0;
+  for (int64_t a = 0; a < shape[0]; ++a) {
+    for (int64_t b = 0; b < shape[1]; ++b) {
+      for (int64_t c = 0; c < shape[2]; ++c, ++from) {
+        const int64_t to =
+            outer ? (b * shape[0] + a) * shape[2] + c : (a * shape[2] + c) * shape[1] + b;
+        result[static_cast<size_t>(to)] = values[from];
+      }
+    }
+  }
+  return result;
+}
+
+/// The tensor of cache.safetensors that an op's result is compared with, and its values as that op
+/// gives them; "": none.
+struct CacheTensor {
+  std::string name;
+  std::vector<float> expected;
+};
+
+CacheTensor cache_tensor_of(const Op& op, const LayerSpec& layer, const SafetensorsFile& cache) {
+  const std::string prefix = "layer." + std::to_string(op.layer);
+  // Values are normed after the projection where the family has such a norm.
+  const char* v_op = layer.attention.v_norm ? "v_norm" : "v_proj";
+  CacheTensor tensor;
+  if (op.name.ends_with("rope_k")) tensor.name = prefix + ".k";
+  if (op.name.ends_with(v_op)) tensor.name = prefix + ".v";
+  if (op.name.ends_with("in_proj_qkv")) tensor.name = prefix + ".conv_state";
+  const SafetensorsEntry* entry = tensor.name.empty() ? nullptr : cache.find(tensor.name);
+  if (entry == nullptr) return {};
+  const Shape& shape = entry->view.shape;
+  tensor.expected = floats_of(cache, tensor.name);
+  // (n_kv_heads, n_tokens, head_dim) -> (n_tokens, n_kv_heads, head_dim), or
+  // (channels, kernel) -> (kernel, channels)
+  tensor.expected = shape.size() == 3 ? turned(tensor.expected, shape, true)
+                                      : turned(tensor.expected, {1, shape[0], shape[1]}, false);
+  return tensor;
+}
+
 TEST_P(Reference, HiddenStatesCacheContentsAndAllLogitsAreWithinTheDerivedTolerance) {
   const auto executor = load(KvType::kF32);
+  const Program& program = executor->program();
   const SafetensorsFile hidden = references_->file("hidden.safetensors");
   const SafetensorsFile cache = references_->file("cache.safetensors");
   const SafetensorsFile logits = references_->file("logits.safetensors");
   const auto ids = references_->prompt("all0160");
   StepErrors steps;
   std::vector<float> final_norm;
-  int compared = 0;
+  std::vector<std::string> compared;
+  const auto compare = [&](const char* group, const std::string& tensor,
+                           std::span<const float> values, std::span<const float> expected) {
+    compared.push_back(tensor);
+    // Of a long convolution's inputs the last ones are kept.
+    expect_close(tensor, values.last(expected.size()), expected, steps.relative(),
+                 noise(group, tensor));
+  };
 
   const std::vector<float> all = test::prompt_logits(
       *executor, ids, LogitRows::kAll,
       [&](const Op& op, const RegisterSpec& spec, std::span<const float> values) {
         steps.see(op, spec, values);
-        const std::string layer = "layer." + std::to_string(op.layer);
-        const auto compare = [&](const SafetensorsFile& file, const char* group,
-                                 const std::string& tensor) {
-          if (file.find(tensor) == nullptr) return;
-          ++compared;
-          std::vector<float> expected = floats_of(file, tensor);
-          if (tensor.ends_with(".k") || tensor.ends_with(".v")) {
-            // (n_kv_heads, n_tokens, head_dim) -> (n_tokens, n_kv_heads, head_dim)
-            const Shape& shape = file.find(tensor)->view.shape;
-            std::vector<float> turned(expected.size());
-            size_t at = 0;
-            for (int64_t h = 0; h < shape[0]; ++h) {
-              for (int64_t t = 0; t < shape[1]; ++t) {
-                for (int64_t i = 0; i < shape[2]; ++i) {
-                  turned[static_cast<size_t>((t * shape[0] + h) * shape[2] + i)] = expected[at++];
-                }
-              }
-            }
-            expected = turned;
-          }
-          expect_close(tensor, values, expected, steps.relative(), noise(group, tensor));
-        };
-        if (op.name == "embed_tokens") compare(hidden, "hidden", "embeddings");
-        if (op.name.ends_with("mlp.residual")) compare(hidden, "hidden", layer + ".output");
         if (op.name == "norm") final_norm.insert(final_norm.end(), values.begin(), values.end());
-        if (op.name.ends_with("rope_k")) compare(cache, "state", layer + ".k");
-        if (op.name.ends_with("v_proj")) compare(cache, "state", layer + ".v");
+        const auto index = static_cast<int>(&op - program.ops.data());
+        if (index + 1 == program.layers.front().begin) {
+          compare("hidden", "embeddings", values, floats_of(hidden, "embeddings"));
+        }
+        if (op.layer < 0) return;
+        const auto layer = static_cast<size_t>(op.layer);
+        if (index + 1 == program.layers[layer].end) {
+          const std::string name = "layer." + std::to_string(op.layer) + ".output";
+          compare("hidden", name, values, floats_of(hidden, name));
+        }
+        const CacheTensor tensor = cache_tensor_of(op, program.spec.layers[layer], cache);
+        if (!tensor.name.empty()) compare("state", tensor.name, values, tensor.expected);
       });
 
-  EXPECT_EQ(compared, 1 + static_cast<int>(checkpoint_->spec().layers.size()) + 4);
+  if (cache.find("layer.0.recurrent_state") != nullptr) {
+    compare("state", "layer.0.recurrent_state", state_after(ids),
+            turned(floats_of(cache, "layer.0.recurrent_state"),
+                   cache.find("layer.0.recurrent_state")->view.shape, false));
+  }
+  EXPECT_EQ(compared.size(), 1 + program.layers.size() + 4) << testing::PrintToString(compared);
   expect_close("final_norm", final_norm, floats_of(hidden, "final_norm"), steps.relative(),
                noise("hidden", "final_norm"));
   expect_close("all logits", all, floats_of(logits, "all.all0160"), steps.relative(),
@@ -296,7 +357,9 @@ TEST_P(Reference, MeanNllWithAnF32CacheIsWithin2e5AndTheLikeliestTokensAgree) {
                  std::to_string(1e6 * (result.mean - expected.at("nll_mean").as_number())) + "e-6");
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Reference, testing::Values("llama-tiny", "llama-small"),
+INSTANTIATE_TEST_SUITE_P(Models, Reference,
+                         testing::Values("llama-tiny", "llama-small", "gemma4-tiny", "gemma4-small",
+                                         "qwen3_5-tiny", "qwen3_5-small"),
                          [](const auto& parameter) {
                            std::string name = parameter.param;
                            std::replace(name.begin(), name.end(), '-', '_');
