@@ -125,7 +125,7 @@ std::vector<std::pair<std::string, std::string>> tokenizer_files_of_gguf(
   }
   json.set("post_processor", post_processor(tokenizer));
   if (has_pieces) {
-    json.set("decoder", tokenization::piece_decoder(space_prefix));
+    json.set("decoder", tokenization::piece_decoder(space_prefix ? 1 : 0));
   } else {
     json.set("decoder", typed("ByteLevel")
                             .set("add_prefix_space", true)

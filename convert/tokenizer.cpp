@@ -164,6 +164,7 @@ struct Tokenizer::State {
   AddedTokenSplitter raw_splitter, normalized_splitter;
   std::unique_ptr<Normalizer> normalizer;
   std::unique_ptr<PreTokenizer> pre_tokenizer;
+  bool asks_for_start;  // by the pre-tokenizer
   PostProcessor post_processor;
   std::unique_ptr<Decoder> decoder;
   std::string token_bytes;           // byte-level decoder: what each id adds to the text
@@ -188,6 +189,7 @@ Tokenizer::State::State(Definition definition)
       normalized_splitter(make_splitter(definition, true)),
       normalizer(std::move(definition.normalizer)),
       pre_tokenizer(std::move(definition.pre_tokenizer.pre_tokenizer)),
+      asks_for_start(definition.pre_tokenizer.asks_for_start),
       post_processor(std::move(definition.post_processor)),
       decoder(std::move(definition.decoder)),
       bos_id(definition.bos_id),
@@ -327,8 +329,10 @@ void Tokenizer::State::encode_mixed(std::string_view text, ByteRange segment,
 void Tokenizer::State::encode_segment(std::string_view segment, bool at_start,
                                       const EncodeOptions& options, Workspace& workspace,
                                       std::vector<int32_t>& ids) const {
-  if (normalizer && normalizer->apply(segment, workspace.normalized)) {
-    segment = workspace.normalized;
+  if (normalizer) {
+    // In the reference, a text whose first character was dropped no longer begins.
+    at_start = at_start && (!asks_for_start || normalizer->keeps_start(segment));
+    if (normalizer->apply(segment, workspace.normalized)) segment = workspace.normalized;
   }
   normalized_splitter.split(
       segment, options.parse_special, {}, [&](size_t begin, size_t end, const AddedToken* token) {
@@ -466,9 +470,9 @@ std::string Tokenizer::Stream::push(int32_t id) {
   if (!state.decodes_in_parts || !state.decoder->settled_after(state.spelling(id))) {
     return "";
   }
-  const bool waits =
-      !started_ && state.decode_inside(ids_).size() <= state.decoder->bytes_at_start();
-  return waits && state.decoder->bytes_at_start() > 0 ? "" : take();
+  // What is stripped from the begin ends where the first other character stands.
+  const bool waits = !started_ && state.decoder->strips_start() && tokenizer_->decode(ids_).empty();
+  return waits ? "" : take();
 }
 
 std::string Tokenizer::Stream::take() {

@@ -106,7 +106,7 @@ class Strip : public Decoder {
     }
   }
   bool changes_start_only() const override { return stop_ == 0; }
-  size_t bytes_at_start() const override { return start_ * content_.size(); }
+  bool strips_start() const override { return start_ > 0; }
   StepKind kind() const override { return StepKind::kLocal; }
 
  private:
@@ -187,14 +187,13 @@ class Sequence : public Decoder {
       fused |= step->kind() == StepKind::kFuse;
     }
   }
-  size_t bytes_at_start() const override {
-    size_t n_bytes = 0;
+  bool strips_start() const override {
     bool fused = false;
     for (const auto& step : steps_) {
-      if (fused && step->changes_start_only()) n_bytes += step->bytes_at_start();
+      if (fused && step->changes_start_only() && step->strips_start()) return true;
       fused |= step->kind() == StepKind::kFuse;
     }
-    return n_bytes;
+    return false;
   }
   bool settled_after(std::string_view last_token) const override {
     for (const auto& step : steps_) {

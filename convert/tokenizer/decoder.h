@@ -24,8 +24,8 @@ class Decoder {
   virtual void apply(std::vector<std::string>& tokens) const = 0;
   /// The same for tokens that do not begin the text: without what is taken away there.
   virtual void apply_inside(std::vector<std::string>& tokens) const { apply(tokens); }
-  /// Bytes that apply() may take away at the begin of the joined text.
-  virtual size_t bytes_at_start() const { return 0; }
+  /// Whether apply() may take something away at the begin of the joined text.
+  virtual bool strips_start() const { return false; }
   /// Whether, applied to the joined text, it changes its begin alone.
   virtual bool changes_start_only() const { return false; }
   /// Whether what `last_token` (a spelling) and the tokens before it decode to stays the same

@@ -39,6 +39,15 @@ class Sequence : public Normalizer {
     if (changed) result = std::move(current);
     return changed;
   }
+  bool keeps_start(std::string_view text) const override {
+    std::string current(text), next;
+    for (const auto& step : steps_) {
+      if (!step->keeps_start(current)) return false;
+      if (step->apply(current, next)) std::swap(current, next);
+      check_expansion(text.size(), current.size());
+    }
+    return true;
+  }
 
  private:
   std::vector<std::unique_ptr<Normalizer>> steps_;
@@ -58,6 +67,14 @@ class Replace : public Normalizer {
     });
     if (changed) result = std::move(out);
     return changed;
+  }
+  bool keeps_start(std::string_view text) const override {
+    if (!content_.empty()) return true;
+    bool dropped = false;
+    pattern_->find(text, [&](size_t begin, size_t end, bool is_match) {
+      dropped |= begin == 0 && end > 0 && is_match;
+    });
+    return !dropped;
   }
 
  private:
@@ -114,6 +131,10 @@ class Strip : public Normalizer {
     if (static_cast<size_t>(end - begin) == text.size()) return false;
     result = std::string(begin, end);
     return true;
+  }
+  bool keeps_start(std::string_view text) const override {
+    return !left_ || text.empty() ||
+           (character_classes()[decode_character(text.data()).code] & kSpace) == 0;
   }
 
  private:

@@ -205,11 +205,12 @@ std::unique_ptr<PreTokenizer> make_split(const Part& part) {
   return std::make_unique<Split>(std::move(pattern), behavior, invert);
 }
 
-/// Appends the steps of `part`; true if the last one is the byte-level alphabet.
-void add_steps(const Part& part, Steps& steps) {
+void add_steps(const Part& part, Steps& steps, bool& asks_for_start) {
   const std::string& type = part.type();
   if (type == "Sequence") {
-    for (const Part& step : part.member("pretokenizers").elements()) add_steps(step, steps);
+    for (const Part& step : part.member("pretokenizers").elements()) {
+      add_steps(step, steps, asks_for_start);
+    }
   } else if (type == "Split") {
     steps.push_back(make_split(part));
   } else if (type == "Digits") {
@@ -222,6 +223,7 @@ void add_steps(const Part& part, Steps& steps) {
     steps.push_back(std::make_unique<ToByteLevel>());
   } else if (type == "Metaspace") {
     const MetaspaceRules rules = read_metaspace(part);
+    asks_for_start |= rules.prefix == MetaspacePrefix::kFirst;
     steps.push_back(std::make_unique<Metaspace>(rules.mark, rules.prefix, rules.splits));
   } else {
     part.unsupported(fmt::format("the pre-tokenizer \"{}\" is not implemented", type));
@@ -254,8 +256,8 @@ MetaspaceRules read_metaspace(const Part& part) {
 
 PreTokenizerPlan make_pre_tokenizer(const Part& part) {
   Steps steps;
-  add_steps(part, steps);
   PreTokenizerPlan plan;
+  add_steps(part, steps, plan.asks_for_start);
   int alphabets = 0;
   for (const auto& step : steps)
     alphabets += dynamic_cast<const ToByteLevel*>(step.get()) != nullptr;

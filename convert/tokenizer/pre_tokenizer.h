@@ -30,6 +30,7 @@ struct PreTokenizerPlan {
   /// The last step turns bytes into the byte-level alphabet. It is left to the model, which looks
   /// up bytes directly; pieces are then plain text.
   bool byte_level_model = false;
+  bool asks_for_start = false;  // Piece::at_start makes a difference
 };
 
 /// Where Metaspace puts its mark in front.

@@ -4,11 +4,13 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/json.h"
+#include "convert/tokenizer/charsmap.h"
 #include "convert/tokenizer/scored_merges.h"
 #include "convert/tokenizer/unicode.h"
 #include "convert/tokenizer/vocabulary_kind.h"
@@ -107,6 +109,8 @@ class Message {
 
 enum ModelType : uint64_t { kUnigram = 1, kBpe = 2 };
 
+constexpr int64_t kAllSpaces = std::numeric_limits<int64_t>::max();
+
 struct Piece {
   std::string text;
   float score = 0;
@@ -123,6 +127,7 @@ class Reader {
       if (field->number == 1) read_piece(*field);
       if (field->number == 2) read_trainer(root_.message(*field, "trainer_spec"));
       if (field->number == 3) read_normalizer(root_.message(*field, "normalizer_spec"));
+      if (field->number == 5) read_denormalizer(root_.message(*field, "denormalizer_spec"));
     }
     if (pieces_.empty()) throw FormatError(source_ + ": holds no pieces; no SentencePiece model");
     check_rules();
@@ -140,6 +145,7 @@ class Reader {
           {.unk_id = unk_id_, .byte_fallback = rules_.byte_fallback, .single_precision = true}};
     }
     set_piece_rules(rules_, definition_);
+    if (charsmap_ || remove_extra_whitespaces_) set_normalizer();
     definition_.bos_id = special(bos_id_);
     definition_.eos_id = special(eos_id_);
     if (definition_.bos_id) definition_.post_processor.prefix = {*definition_.bos_id};
@@ -193,10 +199,15 @@ class Reader {
   }
 
   void read_normalizer(Message message) {
-    remove_extra_whitespaces_ = true;
     while (const auto field = message.next()) {
-      if (field->number == 2 && !message.expect(*field, 2, "charsmap").bytes.empty()) {
-        unsupported_ = "normalizer_spec.precompiled_charsmap";
+      if (field->number == 2) {
+        const auto bytes = message.expect(*field, 2, "precompiled_charsmap").bytes;
+        charsmap_.reset();
+        if (bytes.empty()) continue;
+        const std::string_view map(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+        if (const auto fault = CharacterMap::read(map, charsmap_.emplace())) {
+          message.fail(field->offset, "normalizer_spec.precompiled_charsmap " + *fault);
+        }
       }
       if (field->number == 3) {
         rules_.add_space_prefix = message.expect(*field, 0, "add_dummy_prefix").value != 0;
@@ -211,6 +222,28 @@ class Reader {
     }
   }
 
+  void read_denormalizer(Message message) {
+    while (const auto field = message.next()) {
+      if (field->number == 2 && !message.expect(*field, 2, "charsmap").bytes.empty()) {
+        unsupported_ = "denormalizer_spec.precompiled_charsmap";
+      }
+    }
+  }
+
+  /// In place of steps of tokenizer.json, which has none for this.
+  void set_normalizer() {
+    const bool strips = rules_.add_space_prefix || remove_extra_whitespaces_;
+    definition_.normalizer =
+        make_piece_normalizer({.map = charsmap_ ? std::move(*charsmap_) : CharacterMap(),
+                               .add_space_prefix = rules_.add_space_prefix,
+                               .remove_extra_whitespaces = remove_extra_whitespaces_});
+    const Json decoder = piece_decoder(!strips                     ? 0
+                                       : remove_extra_whitespaces_ ? kAllSpaces
+                                                                   : int64_t{1});
+    definition_.decoder = make_decoder(Part(decoder, definition_.source, "decoder"));
+    definition_.space_prefix.reset();  // they alone do not say what is done with a text
+  }
+
   void check_rules() const {
     const auto fail = [&](std::string_view what) {
       throw UnsupportedError(fmt::format(
@@ -220,7 +253,6 @@ class Reader {
       fail(fmt::format("trainer_spec.model_type {} (expected 1, unigram, or 2, BPE)", model_type_));
     }
     if (!unsupported_.empty()) fail(unsupported_);
-    if (remove_extra_whitespaces_) fail("normalizer_spec.remove_extra_whitespaces");
   }
 
   void add_pieces() {
@@ -267,6 +299,7 @@ class Reader {
   std::vector<Piece> pieces_;
   uint64_t model_type_ = kUnigram;
   PieceRules rules_;
+  std::optional<CharacterMap> charsmap_;
   bool remove_extra_whitespaces_ = true;
   std::string unsupported_;
   int64_t bos_id_ = 1, eos_id_ = 2;
@@ -291,11 +324,11 @@ Json piece_normalizer(bool add_space_prefix) {
            Json::array().push(step("Prepend").set("prepend", kMetaSpace)).push(std::move(spaces)));
 }
 
-Json piece_decoder(bool add_space_prefix) {
+Json piece_decoder(int64_t n_spaces) {
   Json decoders = Json::array();
   decoders.push(replace(kMetaSpace, " ")).push(step("ByteFallback")).push(step("Fuse"));
-  if (add_space_prefix) {
-    decoders.push(step("Strip").set("content", " ").set("start", 1).set("stop", 0));
+  if (n_spaces > 0) {
+    decoders.push(step("Strip").set("content", " ").set("start", n_spaces).set("stop", 0));
   }
   return step("Sequence").set("decoders", std::move(decoders));
 }
@@ -313,7 +346,7 @@ std::optional<bool> space_prefix_of(const Json& normalizer, const Json& pre_toke
 
 void set_piece_rules(const PieceRules& rules, Definition& definition) {
   const Json normalizer = piece_normalizer(rules.add_space_prefix);
-  const Json decoder = piece_decoder(rules.add_space_prefix);
+  const Json decoder = piece_decoder(rules.add_space_prefix ? 1 : 0);
   definition.normalizer = make_normalizer(Part(normalizer, definition.source, "normalizer"));
   definition.decoder = make_decoder(Part(decoder, definition.source, "decoder"));
   definition.bpe.byte_fallback = rules.byte_fallback;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -19,9 +20,10 @@ struct PieceRules {
   bool byte_fallback = false;
 };
 
-/// "normalizer" and "decoder" of tokenizer.json for pieces with kMetaSpace.
+/// "normalizer" and "decoder" of tokenizer.json for pieces with kMetaSpace; up to `n_spaces` are
+/// taken from the begin of a decoded text.
 Json piece_normalizer(bool add_space_prefix);
-Json piece_decoder(bool add_space_prefix);
+Json piece_decoder(int64_t n_spaces);
 /// Whether a space is put in front of texts, if "normalizer" and "pre_tokenizer" of a
 /// tokenizer.json do with spaces what pieces with kMetaSpace need; empty if they do something else.
 std::optional<bool> space_prefix_of(const Json& normalizer, const Json& pre_tokenizer);
@@ -29,10 +31,10 @@ std::optional<bool> space_prefix_of(const Json& normalizer, const Json& pre_toke
 /// These and options for pieces with kMetaSpace.
 void set_piece_rules(const PieceRules& rules, Definition& definition);
 
-/// A file tokenizer.model: the ModelProto of SentencePiece, of the kind BPE or unigram, without
-/// character map and without removal of spaces (those of Llama, Mistral and Gemma have none).
-/// Control and user-defined pieces become added tokens, as in transformers' conversion; BOS is put
-/// in front. Throws FormatError with the byte offset, UnsupportedError for other kinds.
+/// A file tokenizer.model: the ModelProto of SentencePiece, of the kind BPE or unigram. Control and
+/// user-defined pieces become added tokens, as in transformers' conversion; BOS is put in front. A
+/// character map and the removal of spaces are applied to each text between them. Throws
+/// FormatError with the byte offset, UnsupportedError for other kinds.
 Definition read_sentencepiece(std::span<const std::byte> bytes, const std::string& source);
 
 }  // namespace assay::tokenization

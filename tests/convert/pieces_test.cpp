@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -56,7 +57,55 @@ TEST(Pieces, EveryCaseOfTheLibraries) {
       }
     }
   }
-  EXPECT_GT(n_cases, 400);
+  EXPECT_GT(n_cases, 600);
+}
+
+/// Every scheme of Metaspace before a BPE model with bytes, as Mistral's third version has it, with
+/// special and other added tokens anywhere, and after normalizers that drop the first character.
+TEST(Pieces, MetaspacePutsItsMarkWhereTheLibraryDoes) {
+  const Json tokenizer_json = read_json_file(piece_file("metaspace_bpe.json"));
+  const Json all = read_json_file(piece_file("metaspace_bpe_cases.json"));
+  int n_cases = 0;
+  for (const Json& rule : all.at("rules").as_array()) {
+    Json json = tokenizer_json;
+    json.set("normalizer", rule.at("normalizer")).set("pre_tokenizer", rule.at("pre_tokenizer"));
+    const Tokenizer tokenizer = Tokenizer::from_json(json, "x");
+    for (const Json& row : rule.at("cases").as_array()) {
+      const std::string& text = row.at("text").as_string();
+      const Ids expected = ids_of(row.at("ids"));
+      ++n_cases;
+
+      EXPECT_EQ(tokenizer.encode(text), expected)
+          << rule.at("pre_tokenizer").dump(0) << rule.at("normalizer").dump(0) << ": " << text;
+      EXPECT_EQ(tokenizer.decode(expected, true), row.at("decoded").as_string()) << text;
+    }
+  }
+  EXPECT_GT(n_cases, 700);
+}
+
+TEST(SentencePiece, TextsOfAMapComeOutPieceByPiece) {
+  for (const char* file : {"bpe_mapped.model", "unigram_mapped.model"}) {
+    const Tokenizer tokenizer = Tokenizer::from_file(piece_file(file));
+    const std::optional<int32_t> space = tokenizer.id_of("\u2581");
+    Ids ids(3, space.value());  // none to three of them are dropped
+    for (const int32_t id : tokenizer.encode("the end of it", {.add_special_tokens = false})) {
+      ids.push_back(id);
+    }
+    Tokenizer::Stream stream(tokenizer);
+    std::string text;
+    int n_parts = 0;
+    for (const int32_t id : ids) {
+      const std::string part = stream.push(id);
+      n_parts += part.empty() ? 0 : 1;
+      text += part;
+    }
+    text += stream.finish();
+
+    EXPECT_EQ(text, tokenizer.decode(ids)) << file;
+    EXPECT_GT(n_parts, 2) << file;
+    EXPECT_EQ(text.starts_with(' '), std::string_view(file) == "bpe_mapped.model");
+    EXPECT_EQ(tokenizer.space_prefix(), std::nullopt);  // GGUF cannot say what the map does
+  }
 }
 
 TEST(Pieces, AFolderWithTokenizerModelAloneIsRead) {
@@ -211,12 +260,30 @@ TEST(SentencePiece, NamesThePartThatIsNotImplemented) {
       10);
   const std::string no_extra("\x1a\x02\x20\x00", 4);
 
-  EXPECT_THAT(message(piece), HasSubstr("remove_extra_whitespaces"));
-  EXPECT_THAT(message(piece + std::string("\x1a\x05\x20\x00\x12\x01x", 7)),
-              HasSubstr("precompiled_charsmap"));
+  EXPECT_THAT(message(piece + "\x2a\x03\x12\x01x"),
+              HasSubstr("denormalizer_spec.precompiled_charsmap"));
   EXPECT_THAT(message(piece + no_extra + "\x12\x02\x18\x04"), HasSubstr("model_type 4"));
   EXPECT_THAT(message(piece + std::string("\x1a\x04\x20\x00\x28\x00", 6)),
               HasSubstr("escape_whitespaces"));
+}
+
+TEST(SentencePiece, RefusesACharacterMapThatDoesNotHoldTogether) {
+  std::string bytes = read_text_file(piece_file("bpe_mapped.model"));
+  const auto message = [&] {
+    try {
+      tokenization::read_sentencepiece(std::as_bytes(std::span(bytes)), "x.model");
+    } catch (const FormatError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(), "");
+  const size_t map = bytes.rfind("fi", bytes.rfind("rules.tsv"));  // a replacement: "fi"
+  ASSERT_NE(map, std::string::npos);
+
+  bytes[map] = '\xff';
+  EXPECT_THAT(message(), testing::AllOf(HasSubstr("x.model: byte "),
+                                        HasSubstr("precompiled_charsmap has replacements")));
 }
 
 TEST(Unigram, LongTextsTakeLinearTimeAndMemory) {
