@@ -518,8 +518,10 @@ void GgufExport::plan_metadata() {
   checkpoint.family().write_gguf_metadata(checkpoint.spec(), checkpoint.config(), file_type(),
                                           metadata_);
   metadata_.set("general.quantization_version", uint32_t{2});
-  write_vocabulary_gguf(Tokenizer::from_folder(checkpoint.path()), checkpoint.path(),
-                        checkpoint.spec(), options_.pre, metadata_);
+  const std::string warning =
+      write_vocabulary_gguf(Tokenizer::from_folder(checkpoint.path()), checkpoint.path(),
+                            checkpoint.spec(), options_.pre, metadata_);
+  if (!warning.empty()) warnings_.push_back(warning);
 }
 
 // ---------------------------------------------------------------------------------------------

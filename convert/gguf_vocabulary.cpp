@@ -4,17 +4,23 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
+#include <iterator>
+#include <limits>
 #include <map>
+#include <set>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/families/config_reader.h"
 #include "convert/families/family.h"
+#include "convert/tokenizer/sentencepiece.h"
 #include "convert/tokenizer/vocabulary_kind.h"
 
 namespace assay {
 namespace {
 
+using tokenization::SentencePiece;
 using tokenization::TokenType;
 using tokenization::VocabularyKind;
 
@@ -26,9 +32,14 @@ Json read_object_if_there(const std::string& path) {
   return file_exists(path) ? read_json_file(path) : Json::object();
 }
 
+/// An added token that a folder does not call special, and the field's converter does.
 bool looks_special(std::string_view token) {
-  return (token.starts_with("<|") && token.ends_with("|>")) ||
-         (token.starts_with("<unused") && token.ends_with(">"));
+  constexpr std::string_view kNames[] = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"};
+  const auto between = [&](std::string_view begin, std::string_view end) {
+    return token.starts_with(begin) && token.ends_with(end);
+  };
+  return std::find(std::begin(kNames), std::end(kNames), token) != std::end(kNames) ||
+         between("<|", "|>") || between("<\uFF5C", "\uFF5C>") || between("<unused", ">");
 }
 
 /// "<0x0A>": what stands for a byte that no token holds.
@@ -50,58 +61,143 @@ std::vector<float> scores_of_merges(const Tokenizer& tokenizer, int64_t vocab_si
   return scores;
 }
 
-std::vector<float> scores_of(const Tokenizer& tokenizer, const VocabularyKind& kind,
-                             int64_t vocab_size) {
-  const auto n = static_cast<size_t>(vocab_size);
-  if (kind.has_merges) return std::vector<float>(n, kAddedScore);
-  if (tokenizer.scores().empty()) return scores_of_merges(tokenizer, vocab_size);
-  std::vector<float> scores(tokenizer.scores().begin(), tokenizer.scores().end());
-  scores.resize(static_cast<size_t>(tokenizer.vocab_size()), kAddedScore);
-  scores.resize(n, kPaddingScore);
-  return scores;
+/// The pieces of the tokenizer.model in `folder`, by id, where the tokenizer holds the same and
+/// merges in the order of their scores; else none.
+std::vector<SentencePiece> pieces_of(const Tokenizer& tokenizer, const std::string& folder) {
+  const std::string path = folder + "/tokenizer.model";
+  if (!file_exists(path)) return {};
+  std::vector<SentencePiece> pieces =
+      tokenization::read_bpe_pieces(MappedFile::open(path).bytes(), path);
+  std::set<int32_t> added;
+  for (const AddedToken& token : tokenizer.added_tokens()) added.insert(token.id);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto id = static_cast<int32_t>(i);
+    const std::optional<std::string> token = tokenizer.token(id);
+    if (!token) return {};
+    // Folders may spell a byte as the character that it is.
+    const bool same =
+        *token == pieces[i].text || (pieces[i].type == TokenType::kByte && token->size() == 1);
+    if (!same && !added.contains(id)) return {};
+  }
+  float last = std::numeric_limits<float>::max();
+  for (const auto& [left, right] : tokenizer.merges()) {
+    const std::optional<int32_t> id = tokenizer.id_of(left + right);
+    if (!id || static_cast<size_t>(*id) >= pieces.size()) return {};
+    const float score = pieces[static_cast<size_t>(*id)].score;
+    if (score > last) return {};
+    last = score;
+  }
+  return pieces;
 }
 
-/// The type of every token, by id.
-class TokenTypes {
+/// Types of the tokens that a folder with a tokenizer.model lists beside it, by id.
+std::map<int32_t, TokenType> listed_types(const std::string& folder, const Json& config) {
+  std::map<int32_t, TokenType> types;
+  const Json added = read_object_if_there(folder + "/added_tokens.json");
+  for (const auto& [token, id] : added.as_object()) {
+    if (id.is_integer()) types[static_cast<int32_t>(id.as_integer())] = TokenType::kUserDefined;
+  }
+  const Json* decoder = config.find("added_tokens_decoder");
+  if (decoder == nullptr || !decoder->is_object()) return types;
+  for (const auto& [key, entry] : decoder->as_object()) {
+    int32_t id = 0;
+    const auto read = std::from_chars(key.data(), key.data() + key.size(), id);
+    const Json* content = entry.is_object() ? entry.find("content") : nullptr;
+    if (read.ec != std::errc() || content == nullptr || !content->is_string()) continue;
+    const Json* special = entry.find("special");
+    const bool control =
+        (special != nullptr && *special == Json(true)) || looks_special(content->as_string());
+    types[id] = control ? TokenType::kControl : TokenType::kUserDefined;
+  }
+  return types;
+}
+
+std::string with_spaces(std::string_view piece) {
+  std::string text;
+  const std::string_view mark = tokenization::kMetaSpace;
+  for (size_t at = 0; at < piece.size();) {
+    const bool is_mark = piece.substr(at).starts_with(mark);
+    text += is_mark ? ' ' : piece[at];
+    at += is_mark ? mark.size() : 1;
+  }
+  return text;
+}
+
+/// Text, score and type of every token, as the field's converter gives them: those of the pieces of
+/// tokenizer.model, where there is one; tokens that the folder's other files add score -1000.
+class VocabularyRows {
  public:
-  TokenTypes(const Tokenizer& tokenizer, const VocabularyKind& kind, std::optional<int32_t> unknown)
+  VocabularyRows(const Tokenizer& tokenizer, const VocabularyKind& kind, int64_t vocab_size,
+                 std::optional<int32_t> unknown, const std::string& folder, const Json& config)
       : tokenizer_(tokenizer), kind_(kind) {
     for (const AddedToken& token : tokenizer.added_tokens()) {
-      const bool control = token.special || looks_special(token.content);
+      const bool control =
+          !kind.shows(token.content) && (token.special || looks_special(token.content));
       added_[token.id] = control ? TokenType::kControl : TokenType::kUserDefined;
     }
-    // Beside merges it stays what it was added as.
-    if (unknown && !kind.has_merges) added_[*unknown] = TokenType::kUnknown;
+    if (!kind.has_scores || kind.has_merges) return;
+    pieces_ = pieces_of(tokenizer, folder);
+    if (pieces_.empty()) {
+      scores_ = scores_of_merges(tokenizer, vocab_size);
+      if (unknown) added_[*unknown] = TokenType::kUnknown;
+    } else {
+      listed_ = listed_types(folder, config);
+    }
   }
 
-  TokenType of(int32_t id, std::string_view token) const {
+  SentencePiece row(int32_t id) const {
+    const std::optional<std::string> token = tokenizer_.token(id);
+    if (!token) {
+      return {fmt::format("[PAD{}]", id), kind_.has_merges ? kAddedScore : kPaddingScore,
+              TokenType::kUnused};
+    }
+    SentencePiece row = {*token, score_of(id), type_of(id, *token)};
+    const bool is_piece = static_cast<size_t>(id) < pieces_.size();
+    if (is_piece && (!added_.contains(id) || pieces_[static_cast<size_t>(id)].text == *token)) {
+      row = pieces_[static_cast<size_t>(id)];
+    }
+    if (const auto found = listed_.find(id); found != listed_.end()) {
+      row = {*token, kAddedScore, found->second};
+    }
+    // Readers look for them in texts.
+    const bool in_text = kind_.has_pieces && !kind_.has_merges;
+    if (in_text && row.type == TokenType::kUserDefined) row.text = with_spaces(row.text);
+    return row;
+  }
+
+ private:
+  float score_of(int32_t id) const {
+    return scores_.empty() || added_.contains(id) ? kAddedScore : scores_[static_cast<size_t>(id)];
+  }
+  TokenType type_of(int32_t id, std::string_view token) const {
     const auto found = added_.find(id);
     if (found != added_.end()) return found->second;
     if (!tokenizer_.is_in_model(id)) return TokenType::kUnused;
     return kind_.has_pieces && is_byte_token(token) ? TokenType::kByte : TokenType::kNormal;
   }
 
- private:
   const Tokenizer& tokenizer_;
   const VocabularyKind& kind_;
   std::map<int32_t, TokenType> added_;
+  std::vector<SentencePiece> pieces_;  // of tokenizer.model, by id
+  std::map<int32_t, TokenType> listed_;
+  std::vector<float> scores_;  // of merges, where there are no pieces
 };
 
 /// One token for each row of the embedding, with its type.
-void add_tokens(const Tokenizer& tokenizer, const VocabularyKind& kind, int64_t vocab_size,
-                std::optional<int32_t> unknown, GgufMetadata& metadata) {
-  const TokenTypes types_of(tokenizer, kind, unknown);
+void add_tokens(const VocabularyRows& rows, const VocabularyKind& kind, int64_t vocab_size,
+                GgufMetadata& metadata) {
   std::vector<std::string> tokens;
+  std::vector<float> scores;
   std::vector<int32_t> types;
   for (int32_t id = 0; id < vocab_size; ++id) {
-    const std::optional<std::string> token = tokenizer.token(id);
-    tokens.push_back(token ? *token : fmt::format("[PAD{}]", id));
-    types.push_back(static_cast<int32_t>(token ? types_of.of(id, *token) : TokenType::kUnused));
+    SentencePiece row = rows.row(id);
+    tokens.push_back(std::move(row.text));
+    scores.push_back(row.score);
+    types.push_back(static_cast<int32_t>(row.type));
   }
   metadata.set("tokenizer.ggml.tokens", GgufArray{std::move(tokens)});
-  if (kind.has_scores) {
-    metadata.set("tokenizer.ggml.scores", GgufArray{scores_of(tokenizer, kind, vocab_size)});
-  }
+  if (kind.has_scores) metadata.set("tokenizer.ggml.scores", GgufArray{std::move(scores)});
   metadata.set("tokenizer.ggml.token_type", GgufArray{std::move(types)});
 }
 
@@ -197,6 +293,22 @@ const VocabularyKind& kind_of(const Tokenizer& tokenizer, const Family& family,
   return *kind;
 }
 
+/// The tokenizer.model of a folder whose tokenizer.json has the same tokens and a rule for spaces
+/// that GGUF has no words for.
+std::optional<Tokenizer> pieces_instead(const Tokenizer& tokenizer, const std::string& folder) {
+  if (tokenizer.is_byte_level() || tokenizer.space_prefix()) return std::nullopt;
+  if (!file_exists(folder + "/tokenizer.json") || !file_exists(folder + "/tokenizer.model")) {
+    return std::nullopt;
+  }
+  Tokenizer pieces = Tokenizer::from_pieces_of_folder(folder);
+  bool same = pieces.space_prefix().has_value() && pieces.vocab_size() == tokenizer.vocab_size();
+  for (int32_t id = 0; same && id < tokenizer.vocab_size(); ++id) {
+    same = pieces.token(id) == tokenizer.token(id);
+  }
+  if (!same) return std::nullopt;
+  return pieces;
+}
+
 /// tokenizer.ggml.pre.
 std::string split_rule_of(const Tokenizer& tokenizer, const VocabularyKind& kind,
                           const std::optional<std::string>& wanted, const std::string& folder) {
@@ -232,9 +344,11 @@ ChatTemplates read_chat_templates(const std::string& folder) {
   return templates;
 }
 
-void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder,
-                           const ModelSpec& spec, const std::optional<std::string>& pre,
-                           GgufMetadata& metadata) {
+std::string write_vocabulary_gguf(const Tokenizer& of_folder, const std::string& folder,
+                                  const ModelSpec& spec, const std::optional<std::string>& pre,
+                                  GgufMetadata& metadata) {
+  const std::optional<Tokenizer> of_pieces = pieces_instead(of_folder, folder);
+  const Tokenizer& tokenizer = of_pieces ? *of_pieces : of_folder;
   if (tokenizer.vocab_size() > spec.vocab_size) {
     throw FormatError(
         fmt::format("{}: the tokenizer has ids up to {}, but the embedding has {} rows", folder,
@@ -248,13 +362,19 @@ void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder
   if (kind.has_pre) {
     metadata.set("tokenizer.ggml.pre", split_rule_of(tokenizer, kind, pre, folder));
   }
-  add_tokens(tokenizer, kind, spec.vocab_size, unknown, metadata);
+  add_tokens(VocabularyRows(tokenizer, kind, spec.vocab_size, unknown, folder, config), kind,
+             spec.vocab_size, metadata);
   if (kind.has_merges) add_merges(tokenizer, metadata);
   add_special_ids(tokenizer, config, spec, unknown, metadata);
   if (kind.has_pieces) {
     metadata.set("tokenizer.ggml.add_space_prefix", *tokenizer.space_prefix());
   }
   add_chat_templates(read_chat_templates(folder), metadata);
+  if (!of_pieces) return {};
+  return folder +
+         ": the vocabulary is that of tokenizer.model, which puts a space in front of every text "
+         "between special tokens; GGUF cannot say what tokenizer.json does, so that ids after a "
+         "special token or of a text that begins with spaces may be others";
 }
 
 }  // namespace assay

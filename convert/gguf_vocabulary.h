@@ -24,9 +24,10 @@ ChatTemplates read_chat_templates(const std::string& folder);
 /// up to the embedding's rows that no token has become unused padding; more tokens than rows are a
 /// FormatError (case B48). A model with more stop ids than the tokenizer's end also gets
 /// `assay.stop_token_ids` (case B54). `pre` overrides the name of the split rule; a byte-level
-/// tokenizer without one, and any other that GGUF cannot describe, is an UnsupportedError.
-void write_vocabulary_gguf(const Tokenizer& tokenizer, const std::string& folder,
-                           const ModelSpec& spec, const std::optional<std::string>& pre,
-                           GgufMetadata& metadata);
+/// tokenizer without one, and any other that GGUF cannot describe, is an UnsupportedError, unless a
+/// tokenizer.model beside it has the same tokens: then that is written, and a warning returned.
+std::string write_vocabulary_gguf(const Tokenizer& of_folder, const std::string& folder,
+                                  const ModelSpec& spec, const std::optional<std::string>& pre,
+                                  GgufMetadata& metadata);
 
 }  // namespace assay

@@ -247,28 +247,36 @@ Tokenizer Tokenizer::from_file(const std::string& path) {
 
 Tokenizer Tokenizer::from_folder(const std::string& folder) {
   const std::string path = folder + "/tokenizer.json";
-  const std::string pieces_path = folder + "/tokenizer.model";
   const std::string config_path = folder + "/tokenizer_config.json";
-  const bool is_json = file_exists(path);
-  if (!is_json && !file_exists(pieces_path)) {
+  if (!file_exists(path)) {
+    if (file_exists(folder + "/tokenizer.model")) return from_pieces_of_folder(folder);
     throw FileError(path +
                     ": is not there, nor is tokenizer.model; copy the model's tokenizer into the "
                     "folder, or use token ids instead of text");
   }
-  Json json;
-  Definition definition;
-  if (is_json) {
-    json = read_json_file(path);
-    definition = read_tokenizer_json(Part(json, path, ""));
-  } else {
-    definition = read_sentencepiece(MappedFile::open(pieces_path).bytes(), pieces_path);
-  }
+  const Json json = read_json_file(path);
+  Definition definition = read_tokenizer_json(Part(json, path, ""));
   if (file_exists(config_path)) {
     const Json config = read_json_file(config_path);
-    const Part root(config, config_path, "");
-    if (!is_json) read_piece_config(root, definition);
-    read_tokenizer_config(root, definition);
+    read_tokenizer_config(Part(config, config_path, ""), definition);
   }
+  return Tokenizer(std::move(definition));
+}
+
+Tokenizer Tokenizer::from_pieces_of_folder(const std::string& folder) {
+  const std::string path = folder + "/tokenizer.model";
+  const std::string added_path = folder + "/added_tokens.json";
+  const std::string config_path = folder + "/tokenizer_config.json";
+  Definition definition = read_sentencepiece(MappedFile::open(path).bytes(), path);
+  const bool configured = file_exists(config_path);
+  const Json config = configured ? read_json_file(config_path) : Json::object();
+  const Part root(config, config_path, "");
+  read_piece_config(root, definition);
+  if (file_exists(added_path)) {
+    const Json added = read_json_file(added_path);
+    read_added_pieces(Part(added, added_path, ""), definition);
+  }
+  if (configured) read_tokenizer_config(root, definition);
   return Tokenizer(std::move(definition));
 }
 

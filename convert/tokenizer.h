@@ -49,6 +49,8 @@ class Tokenizer {
   /// `folder`/tokenizer.json, else tokenizer.model, with tokenizer_config.json beside it if there
   /// is one.
   static Tokenizer from_folder(const std::string& folder);
+  /// `folder`/tokenizer.model as if no tokenizer.json lay beside it.
+  static Tokenizer from_pieces_of_folder(const std::string& folder);
   /// A tokenizer.json if the name ends in .json, else a SentencePiece model.
   static Tokenizer from_file(const std::string& path);
   /// A parsed tokenizer.json; `source` begins every message.

@@ -55,6 +55,8 @@ void read_tokenizer_config(const Part& root, Definition& definition);
 /// What tokenizer_config.json adds to a tokenizer.model: tokens, and whether BOS and EOS are put
 /// around a text.
 void read_piece_config(const Part& root, Definition& definition);
+/// added_tokens.json, which older folders have beside a tokenizer.model: token → id.
+void read_added_pieces(const Part& root, Definition& definition);
 /// Adds one added token to `definition`; throws FormatError `<place>: …` if its id or content is
 /// taken by another.
 void add_added_token(Definition& definition, AddedToken token, const std::string& place);

@@ -1,6 +1,8 @@
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <variant>
 #include <vector>
 
@@ -14,6 +16,8 @@
 
 namespace assay::tokenization {
 namespace {
+
+using Strings = std::vector<std::string>;
 
 class Reader {
  public:
@@ -35,7 +39,7 @@ class Reader {
       throw UnsupportedError(place("tokenizer.ggml.pre") + "\"" + name +
                              "\" is not implemented; known are " + gguf_pre_names());
     }
-    read_tokens(false);
+    read_tokens(*kind);
     read_merges();
     definition_.bpe.ignore_merges = pre->ignore_merges;
     build(*pre);
@@ -67,7 +71,7 @@ class Reader {
   }
 
   Definition read_pieces(const VocabularyKind& kind) {
-    read_tokens(true);
+    read_tokens(kind);
     if (kind.has_merges) {
       read_merges();
     } else {
@@ -76,7 +80,12 @@ class Reader {
         throw FormatError(place("tokenizer.ggml.scores") + "has " + std::to_string(scores.size()) +
                           " entries for " + std::to_string(n_tokens_) + " tokens");
       }
-      ScoredMerges merges = merges_of_scores(definition_.vocabulary, scores, merged_, source_);
+      // User-defined tokens have no score that says an order: they are made before all others.
+      std::vector<float> order = scores;
+      for (const int32_t id : user_defined_) {
+        order[static_cast<size_t>(id)] = std::numeric_limits<float>::max();
+      }
+      ScoredMerges merges = merges_of_scores(definition_.vocabulary, order, merged_, source_);
       definition_.merges = std::move(merges.merges);
       definition_.merge_ranks = std::move(merges.ranks);
       definition_.scores = scores;
@@ -93,15 +102,38 @@ class Reader {
     return std::move(definition_);
   }
 
+  /// The tokens with the spaces of user-defined ones, which converters spell as in a text, as in
+  /// pieces again, where that is not another token.
+  static Strings as_pieces(const Strings& tokens, const std::vector<int32_t>& types) {
+    Strings spelled = tokens;
+    const std::unordered_set<std::string_view> all(tokens.begin(), tokens.end());
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      if (static_cast<TokenType>(types[i]) != TokenType::kUserDefined) continue;
+      std::string piece;
+      for (const char c : tokens[i]) {
+        if (c == ' ') {
+          piece += kMetaSpace;
+        } else {
+          piece += c;
+        }
+      }
+      if (!all.contains(piece)) spelled[i] = std::move(piece);
+    }
+    return spelled;
+  }
+
   /// Text may become special tokens only where they are looked for; with `pieces`, merges may
   /// nevertheless go through them.
-  void read_tokens(bool pieces) {
-    const auto& tokens = array<std::string>("tokenizer.ggml.tokens", "strings");
+  void read_tokens(const VocabularyKind& kind) {
+    const bool pieces = kind.has_pieces;
+    const auto& written = array<std::string>("tokenizer.ggml.tokens", "strings");
     const auto& types = array<int32_t>("tokenizer.ggml.token_type", "int32");
-    if (types.size() != tokens.size()) {
+    if (types.size() != written.size()) {
       throw FormatError(place("tokenizer.ggml.token_type") + "has " + std::to_string(types.size()) +
-                        " entries for " + std::to_string(tokens.size()) + " tokens");
+                        " entries for " + std::to_string(written.size()) + " tokens");
     }
+    const std::vector<std::string> spelled = pieces ? as_pieces(written, types) : Strings();
+    const std::vector<std::string>& tokens = pieces ? spelled : written;
     if (tokens.size() > static_cast<size_t>(Vocabulary::kIdLimit)) {
       throw FormatError(place("tokenizer.ggml.tokens") + "has " + std::to_string(tokens.size()) +
                         " entries; at most " + std::to_string(Vocabulary::kIdLimit) +
@@ -117,6 +149,7 @@ class Reader {
       }
       const auto type = static_cast<TokenType>(types[i]);
       if (type == TokenType::kNormal || type == TokenType::kUserDefined) merged_.push_back(id);
+      if (type == TokenType::kUserDefined) user_defined_.push_back(id);
       if (type == TokenType::kUnknown) unk_id_ = id;
       if (pieces && (type == TokenType::kUnknown || type == TokenType::kControl ||
                      type == TokenType::kUserDefined)) {
@@ -154,7 +187,8 @@ class Reader {
       token.id = id;
       token.content = tokens[static_cast<size_t>(id)];
       token.special =
-          static_cast<TokenType>(types[static_cast<size_t>(id)]) != TokenType::kUserDefined;
+          static_cast<TokenType>(types[static_cast<size_t>(id)]) != TokenType::kUserDefined ||
+          kind.shows(token.content);
       if (token.content.empty()) continue;
       add_added_token(definition_, std::move(token), source_ + ": tokenizer.ggml.tokens");
     }
@@ -226,6 +260,7 @@ class Reader {
   Definition definition_;
   size_t n_tokens_ = 0;
   std::vector<int32_t> merged_;  // ids that merges may make
+  std::vector<int32_t> user_defined_;
   std::optional<int32_t> unk_id_;
 };
 

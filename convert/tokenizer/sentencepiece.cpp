@@ -111,25 +111,18 @@ enum ModelType : uint64_t { kUnigram = 1, kBpe = 2 };
 
 constexpr int64_t kAllSpaces = std::numeric_limits<int64_t>::max();
 
-struct Piece {
-  std::string text;
-  float score = 0;
-  TokenType type = TokenType::kNormal;
-};
-
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const std::string& source)
       : root_(bytes, 0, source), source_(source) {}
 
+  std::vector<SentencePiece> bpe_pieces() {
+    read_fields();
+    return model_type_ == kBpe ? std::move(pieces_) : std::vector<SentencePiece>();
+  }
+
   Definition read() {
-    while (const auto field = root_.next()) {
-      if (field->number == 1) read_piece(*field);
-      if (field->number == 2) read_trainer(root_.message(*field, "trainer_spec"));
-      if (field->number == 3) read_normalizer(root_.message(*field, "normalizer_spec"));
-      if (field->number == 5) read_denormalizer(root_.message(*field, "denormalizer_spec"));
-    }
-    if (pieces_.empty()) throw FormatError(source_ + ": holds no pieces; no SentencePiece model");
+    read_fields();
     check_rules();
     definition_.source = source_;
     add_pieces();
@@ -153,9 +146,24 @@ class Reader {
   }
 
  private:
+  void read_fields() {
+    while (const auto field = root_.next()) {
+      if (field->number == 1) read_piece(*field);
+      if (field->number == 2) read_trainer(root_.message(*field, "trainer_spec"));
+      if (field->number == 3) read_normalizer(root_.message(*field, "normalizer_spec"));
+      if (field->number == 5) read_denormalizer(root_.message(*field, "denormalizer_spec"));
+    }
+    if (pieces_.empty()) throw FormatError(source_ + ": holds no pieces; no SentencePiece model");
+    // Both come after the pieces in every file that a trainer wrote.
+    for (const auto& [name, is_there] :
+         {std::pair("trainer_spec", has_trainer_), std::pair("normalizer_spec", has_normalizer_)}) {
+      if (!is_there) throw FormatError(fmt::format("{}: ends without {}", source_, name));
+    }
+  }
+
   void read_piece(const Message::Field& field) {
     Message message = root_.message(field, "pieces");
-    Piece piece;
+    SentencePiece piece;
     auto type = static_cast<uint64_t>(piece.type);
     while (const auto part = message.next()) {
       if (part->number == 1) {
@@ -184,6 +192,7 @@ class Reader {
   }
 
   void read_trainer(Message message) {
+    has_trainer_ = true;
     while (const auto field = message.next()) {
       const auto number = [&](std::string_view name) {
         return message.expect(*field, 0, name).value;
@@ -199,6 +208,7 @@ class Reader {
   }
 
   void read_normalizer(Message message) {
+    has_normalizer_ = true;
     while (const auto field = message.next()) {
       if (field->number == 2) {
         const auto bytes = message.expect(*field, 2, "precompiled_charsmap").bytes;
@@ -258,7 +268,7 @@ class Reader {
   void add_pieces() {
     using enum TokenType;
     for (size_t i = 0; i < pieces_.size(); ++i) {
-      const Piece& piece = pieces_[i];
+      const SentencePiece& piece = pieces_[i];
       const auto id = static_cast<int32_t>(i);
       scores_.push_back(piece.score);
       if (!definition_.all_tokens.add(piece.text, id)) {
@@ -296,11 +306,12 @@ class Reader {
 
   Message root_;
   std::string source_;
-  std::vector<Piece> pieces_;
+  std::vector<SentencePiece> pieces_;
   uint64_t model_type_ = kUnigram;
   PieceRules rules_;
   std::optional<CharacterMap> charsmap_;
   bool remove_extra_whitespaces_ = true;
+  bool has_trainer_ = false, has_normalizer_ = false;
   std::string unsupported_;
   int64_t bos_id_ = 1, eos_id_ = 2;
   std::optional<int32_t> unk_id_;
@@ -356,6 +367,11 @@ void set_piece_rules(const PieceRules& rules, Definition& definition) {
 
 Definition read_sentencepiece(std::span<const std::byte> bytes, const std::string& source) {
   return Reader(bytes, source).read();
+}
+
+std::vector<SentencePiece> read_bpe_pieces(std::span<const std::byte> bytes,
+                                           const std::string& source) {
+  return Reader(bytes, source).bpe_pieces();
 }
 
 }  // namespace assay::tokenization

@@ -5,9 +5,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "convert/core/json.h"
 #include "convert/tokenizer/definition.h"
+#include "convert/tokenizer/vocabulary_kind.h"
 
 namespace assay::tokenization {
 
@@ -36,5 +38,15 @@ void set_piece_rules(const PieceRules& rules, Definition& definition);
 /// character map and the removal of spaces are applied to each text between them. Throws
 /// FormatError with the byte offset, UnsupportedError for other kinds.
 Definition read_sentencepiece(std::span<const std::byte> bytes, const std::string& source);
+
+/// One entry of such a file.
+struct SentencePiece {
+  std::string text;
+  float score = 0;
+  TokenType type = TokenType::kNormal;
+};
+/// The pieces of a file of the kind BPE, by id; none for another kind. Throws FormatError.
+std::vector<SentencePiece> read_bpe_pieces(std::span<const std::byte> bytes,
+                                           const std::string& source);
 
 }  // namespace assay::tokenization

@@ -273,4 +273,18 @@ void read_piece_config(const Part& root, Definition& definition) {
   }
 }
 
+void read_added_pieces(const Part& root, Definition& definition) {
+  if (!root.json().is_object()) root.malformed("must be an object of token: id");
+  for (const auto& [content, json] : root.json().as_object()) {
+    const Part entry = root.member(content);
+    const int64_t id = entry.integer();
+    if (id < 0 || id >= Vocabulary::kIdLimit) entry.malformed("is no token id");
+    if (definition.added_by_id.contains(static_cast<int32_t>(id)) || content.empty()) continue;
+    AddedToken token;
+    token.id = static_cast<int32_t>(id);
+    token.content = content;
+    add_added_token(definition, std::move(token), root.source());
+  }
+}
+
 }  // namespace assay::tokenization

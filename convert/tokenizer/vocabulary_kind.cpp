@@ -5,6 +5,12 @@
 namespace assay::tokenization {
 namespace {
 
+// What a chat parser looks for (llama.cpp's conversion/gemma.py).
+constexpr std::string_view kShownByGemma4[] = {
+    "<|channel>",       "<channel|>",       "<|tool_call>", "<tool_call|>",
+    "<|tool_response>", "<tool_response|>", "<|\"|>",
+};
+
 constexpr VocabularyKind kKinds[] = {
     {.name = "gpt2",
      .has_pieces = false,
@@ -23,7 +29,8 @@ constexpr VocabularyKind kKinds[] = {
      .has_merges = true,
      .has_scores = true,
      .has_pre = false,
-     .space_prefix = false},
+     .space_prefix = false,
+     .shown_specials = kShownByGemma4},
 };
 
 }  // namespace

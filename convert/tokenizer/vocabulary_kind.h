@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -26,6 +28,12 @@ struct VocabularyKind {
   bool has_scores;    // .scores; beside merges they are all alike
   bool has_pre;       // .pre; pieces need no split rule: "default"
   bool space_prefix;  // of pieces: what a file without .add_space_prefix means
+  /// Special tokens that a file calls user-defined, so that readers show them.
+  std::span<const std::string_view> shown_specials = {};
+
+  bool shows(std::string_view token) const {
+    return std::find(shown_specials.begin(), shown_specials.end(), token) != shown_specials.end();
+  }
 };
 
 /// By tokenizer.ggml.model; nullptr if there is none.

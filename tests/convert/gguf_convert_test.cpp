@@ -547,6 +547,17 @@ TEST(GgufTypes, RowsThatDoNotHoldBlocksFallBackAndSaySo) {
 
   for (const ExportTensor& tensor : plan.tensors()) {
     if (tensor.name.ends_with("ffn_down.weight")) {
+GgufMetadata metadata_of_pieces(const std::string& file) {
+  const TemporaryDirectory folder;
+  TinyModel model = make_tiny_model({.vocab_size = 1010});
+  model.tokenizer_json.clear();
+  model.tokenizer_config_json.clear();
+  model.write(folder.file("model"));
+  folder.write("model/tokenizer.model",
+               read_text_file(test::source_path("tests/data/pieces/" + file)));
+  return GgufExport(Checkpoint::open(folder.file("model")), {}).metadata();
+}
+
       EXPECT_EQ(tensor.format->name(), "Q5_0");
       EXPECT_THAT(tensor.note, HasSubstr("96 columns"));
     } else if (tensor.shape.size() == 2) {
@@ -570,6 +581,128 @@ TinyModel with_wide_values() {
 
 TEST(GgufTypes, Case_B51_CountsWhatF16LosesAndRefusesInfinity) {
   const TemporaryDirectory folder;
+/// The model of PieceFolder with the files that say which tokens were added.
+std::string write_piece_model(const TemporaryDirectory& folder, const std::string& tokenizer_json) {
+  TinyModel model = make_tiny_model({.vocab_size = 1010});
+  model.tokenizer_json = tokenizer_json;
+  model.tokenizer_config_json = R"({
+    "unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>",
+    "added_tokens_decoder": {
+      "0": {"content": "<unk>", "special": true}, "1": {"content": "<s>", "special": true},
+      "2": {"content": "</s>", "special": true}, "1001": {"content": "<|im_start|>"},
+      "1002": {"content": "\u2581\u2581wide", "special": false}}})";
+  const std::string path = model.write(folder.file("model"));
+  folder.write("model/tokenizer.model",
+               read_text_file(test::source_path("tests/data/pieces/bpe.model")));
+  folder.write("model/added_tokens.json", R"({"<extra>": 1000, "<|im_start|>": 1001})");
+  return path;
+}
+
+// Texts, scores and types as llama.cpp's _create_vocab_sentencepiece gives them.
+TEST(GgufVocabulary, AddedTokensHaveTheScoreAndTypeOfTheFieldsConverter) {
+  const TemporaryDirectory folder;
+  const std::string model = write_piece_model(folder, "");
+
+  const GgufExport plan(Checkpoint::open(model), {});
+
+  const GgufMetadata& metadata = plan.metadata();
+  const auto& tokens = texts_of(metadata, "tokenizer.ggml.tokens");
+  const auto& scores = array_of<float>(metadata, "tokenizer.ggml.scores");
+  const auto& types = array_of<int32_t>(metadata, "tokenizer.ggml.token_type");
+  const std::vector<float> of_file =
+      array_of<float>(metadata_of_pieces("bpe.model"), "tokenizer.ggml.scores");
+  const auto row = [&](size_t id) { return std::tuple(tokens[id], scores[id], types[id]); };
+  EXPECT_EQ(row(0), std::tuple("<unk>", -1000.0f, 3));
+  EXPECT_EQ(row(2), std::tuple("</s>", -1000.0f, 3));
+  EXPECT_EQ(row(3), std::tuple("<0x00>", 0.0f, 6));
+  EXPECT_EQ(row(999), std::tuple(tokens[999], of_file[999], 1));
+  EXPECT_EQ(row(1000), std::tuple("<extra>", -1000.0f, 4));
+  EXPECT_EQ(row(1001), std::tuple("<|im_start|>", -1000.0f, 3));
+  EXPECT_EQ(row(1002), std::tuple("  wide", -1000.0f, 4));
+  EXPECT_EQ(row(1003), std::tuple("[PAD1003]", -10000.0f, 5));
+}
+
+TEST(GgufVocabulary, AddedTokensComeBackFromGgufAndFromAFolder) {
+  const TemporaryDirectory folder;
+  const std::string model = write_piece_model(folder, "");
+  const Tokenizer tokenizer = Tokenizer::from_folder(model);
+  GgufExport(Checkpoint::open(model), {}).write(folder.file("model.gguf"));
+  const auto gguf = Checkpoint::open(folder.file("model.gguf"));
+
+  const Tokenizer from_gguf = Tokenizer::from_gguf(gguf->gguf()->metadata(), "model.gguf");
+  std::filesystem::create_directories(folder.file("back"));
+  HfExport(gguf, {}).write(folder.file("back"));
+  const Tokenizer back = Tokenizer::from_folder(folder.file("back"));
+
+  EXPECT_EQ(from_gguf.token(1002), "\u2581\u2581wide");
+  for (const char* text :
+       {"", "a<extra>b", "<extra> the end", "<|im_start|>user", "  wide", "a  wide",
+        "\u2581\u2581wide", "<s>the</s>", "\u56EE", "the end of the line"}) {
+    EXPECT_EQ(from_gguf.encode(text), tokenizer.encode(text)) << text;
+    EXPECT_EQ(back.encode(text), tokenizer.encode(text)) << text;
+    const std::vector<int32_t> ids = tokenizer.encode(text);
+    EXPECT_EQ(back.decode(ids), tokenizer.decode(ids)) << text;
+  }
+}
+
+// As Mistral's third version has it: GGUF has no words for the scheme "first".
+TEST(GgufVocabulary, TakesTokenizerModelWhereGgufCannotSayTheRuleOfTokenizerJson) {
+  const TemporaryDirectory folder;
+  Json json = read_json_file(test::source_path("tests/data/pieces/metaspace_bpe.json"));
+  Json::Array added = json.at("added_tokens").as_array();
+  added.resize(3);  // those of the piece file
+  for (int id = 1000; id < 1003; ++id) {
+    const char* const contents[] = {"<extra>", "<|im_start|>", "\u2581\u2581wide"};
+    Json token = added[1];
+    token.set("id", id).set("content", contents[id - 1000]).set("special", false);
+    added.push_back(token);
+  }
+  json.set("added_tokens", std::move(added));
+
+  const GgufExport plan(Checkpoint::open(write_piece_model(folder, json.dump())), {});
+
+  EXPECT_THAT(plan.warnings(), testing::ElementsAre(HasSubstr("is that of tokenizer.model")));
+  EXPECT_EQ(plan.metadata().boolean("tokenizer.ggml.add_space_prefix"), true);
+  EXPECT_EQ(texts_of(plan.metadata(), "tokenizer.ggml.tokens")[1000], "<extra>");
+
+  const TemporaryDirectory other;  // a token that tokenizer.model does not know
+  Json more = json;
+  Json::Array longer = json.at("added_tokens").as_array();
+  Json token = longer[0];
+  longer.push_back(token.set("id", 1003).set("content", "<more>"));
+  more.set("added_tokens", std::move(longer));
+  EXPECT_THROW(GgufExport(Checkpoint::open(write_piece_model(other, more.dump())), {}),
+               UnsupportedError);
+}
+
+TEST(GgufVocabulary, ScoresAreThoseOfTokenizerModelBesideTokenizerJson) {
+  const TemporaryDirectory folder;
+  Json json = read_json_file(test::source_path("tests/data/pieces/metaspace_bpe.json"));
+  Json::Array added = json.at("added_tokens").as_array();
+  added.resize(3);
+  json.set("added_tokens", std::move(added))
+      .set("normalizer", tokenization::piece_normalizer(true))
+      .set("pre_tokenizer", nullptr);
+  const auto scores_with = [&](const Json& tokenizer) {
+    const GgufExport plan(Checkpoint::open(write_piece_model(folder, tokenizer.dump())), {});
+    EXPECT_THAT(plan.warnings(), testing::IsEmpty());
+    return array_of<float>(plan.metadata(), "tokenizer.ggml.scores");
+  };
+  const std::vector<float> of_file =
+      array_of<float>(metadata_of_pieces("bpe.model"), "tokenizer.ggml.scores");
+
+  const std::vector<float> same = scores_with(json);
+  Json other = json;  // merges in another order: the file's scores would not say it
+  Json model = json.at("model");
+  Json::Array merges = model.at("merges").as_array();
+  std::swap(merges.front(), merges.back());
+  other.set("model", model.set("merges", std::move(merges)));
+
+  EXPECT_EQ(same[0], -1000.0f);
+  EXPECT_TRUE(std::equal(same.begin() + 3, same.begin() + 1000, of_file.begin() + 3));
+  EXPECT_NE(scores_with(other)[999], of_file[999]);
+}
+
   const auto checkpoint = Checkpoint::open(with_wide_values().write(folder.file("model")));
 
   try {
