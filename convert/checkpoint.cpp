@@ -299,9 +299,12 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path) {
   if (!fs::is_directory(status)) return open_gguf(path);
   const std::string folder = without_trailing_slashes(path);
   if (!file_exists(folder + "/config.json")) {
-    throw FormatError(folder +
-                      ": there is no config.json; expected a Hugging Face model folder, or the "
-                      "path of a .gguf file");
+    const bool is_cache = fs::is_directory(folder + "/snapshots", error);
+    throw FormatError(
+        folder + (is_cache ? ": is the cache of a model; give the folder of a commit inside "
+                             "its folder snapshots"
+                           : ": there is no config.json; expected a Hugging Face model folder, "
+                             "or the path of a .gguf file"));
   }
   return open_folder(folder);
 }
@@ -330,6 +333,14 @@ void Checkpoint::leave_out(const std::vector<std::string>& names) {
         name, part.n_tensors, bytes_text(part.bytes)));
   }
   left_out_ = names;
+  const Json* n_blocks = config_.find("mtp_num_hidden_layers");
+  if (n_blocks != nullptr && n_blocks->is_integer() && n_blocks->as_integer() > 0 &&
+      !parts.contains("mtp")) {
+    warnings_.push_back(fmt::format(
+        "config.json counts {} blocks that predict further tokens (mtp_num_hidden_layers), and no "
+        "tensor of them is there",
+        n_blocks->as_integer()));
+  }
 }
 
 bool Checkpoint::has(Role role, int layer, int expert) const {

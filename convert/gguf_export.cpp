@@ -18,6 +18,7 @@
 #include "convert/core/units.h"
 #include "convert/core/words.h"
 #include "convert/gguf_vocabulary.h"
+#include "convert/norm_check.h"
 #include "convert/repack.h"
 #include "convert/row_writer.h"
 #include "convert/tokenizer.h"
@@ -169,6 +170,9 @@ GgufExport::GgufExport(std::shared_ptr<const Checkpoint> checkpoint,
     }
   }
   warnings_ = checkpoint_->warnings();
+  if (std::string warning = folded_norms_warning(*checkpoint_); !warning.empty()) {
+    warnings_.push_back(std::move(warning));
+  }
   split_.max_bytes = options_.split_max_bytes;
   plan_tensors();
   if (options_.mix.mix != nullptr) {

@@ -10,6 +10,7 @@
 #include "convert/core/sha256.h"
 #include "convert/core/stopwatch.h"
 #include "convert/core/words.h"
+#include "convert/norm_check.h"
 #include "quantizer/fingerprint.h"
 #include "quantizer/layer_loop.h"
 #include "quantizer/result_card.h"
@@ -283,6 +284,10 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
           "--grid q4_k needs columns in multiples of 256; these keep free scales, and go "
           "into Q4_1 or Q5_0 blocks: " +
           join_words(prepared.plan.off_lattice_names()));
+    }
+    if (const std::string warning = folded_norms_warning(*prepared.plan.checkpoint);
+        !warning.empty()) {
+      events.on_note(warning);
     }
   }
   if (options.force && !options.resume) remove_leftovers(state_folder(options));

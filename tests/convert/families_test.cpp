@@ -595,7 +595,7 @@ TEST(Families, TablesNameEveryTensorOnce) {
   }
 }
 
-TEST(Families, ValueHeadsOfOneKeyHeadStandApartInGguf) {
+TEST(Families, Case_B61_ValueHeadsOfOneKeyHeadStandApartInGguf) {
   TensorEntry entry;
   entry.shape = {4 + 2 * 6, 5};
   entry.gguf_rows = {.begin = 4, .block = 2, .groups = 2, .repeats = 3};

@@ -315,6 +315,95 @@ TEST(GgufRoundTrip, MistralsWindowIsAWarning) {
   EXPECT_THAT(plan.warnings(), testing::ElementsAre(HasSubstr("sliding window of 16")));
 }
 
+/// A bundled model with a byte-level tokenizer.
+TinyModel bundled(const char* family) {
+  TinyModel model = test::read_model(test::family_model_path(family));
+  model.tokenizer_json = make_tiny_model({.vocab_size = 256}).tokenizer_json;
+  return model;
+}
+
+TEST(GgufRoundTrip, Case_B58_BlocksThatPredictTokensAreThoseOfTheTensors) {
+  const TemporaryDirectory folder;
+  TinyModel counted = bundled("qwen3_5");
+  counted.config.set("mtp_num_hidden_layers", 1);
+  TinyModel held = bundled("qwen3_5");
+  held.add("mtp.fc.weight", held.tensors.front().tensor);
+
+  const GgufExport without(Checkpoint::open(counted.write(folder.file("counted"))), {});
+  GgufExport with(Checkpoint::open(held.write(folder.file("held"))), {});
+
+  EXPECT_THAT(without.warnings(), testing::Contains(HasSubstr("mtp_num_hidden_layers")));
+  EXPECT_THAT(with.warnings(), testing::Contains(HasSubstr("left out: mtp (1 tensors")));
+  for (const GgufExport* plan : {&without, static_cast<const GgufExport*>(&with)}) {
+    EXPECT_EQ(plan->metadata().integer("qwen35.block_count"), 4);
+    EXPECT_EQ(plan->metadata().find("qwen35.nextn_predict_layers"), nullptr);
+    for (const ExportTensor& tensor : plan->tensors()) {
+      EXPECT_FALSE(tensor.name.starts_with("blk.4.")) << tensor.name;
+    }
+  }
+
+  // A file that has such a block: the model is the layers before it.
+  with.write(folder.file("model.gguf"));
+  const GgufFile file = GgufFile::open(folder.file("model.gguf"));
+  GgufMetadata metadata = file.metadata();
+  metadata.set("qwen35.block_count", uint32_t{5});
+  metadata.set("qwen35.nextn_predict_layers", uint32_t{1});
+  metadata.set("qwen35.attention.recurrent_layers",
+               GgufArray{std::vector<bool>{true, true, true, false, false}});
+  std::vector<GgufTensorSource> tensors;
+  for (const GgufTensor& tensor : file.tensors()) {
+    tensors.push_back({tensor.name, tensor.shape, tensor.format,
+                       [&tensor](const auto& sink) { sink(tensor.bytes); }});
+  }
+  tensors.push_back({"blk.4.nextn.enorm.weight", {64}, find_format("F32"), [](const auto& sink) {
+                       sink(std::vector<std::byte>(256));
+                     }});
+  write_gguf(folder.file("nextn.gguf"), metadata, tensors);
+  const auto model = Checkpoint::open(folder.file("nextn.gguf"));
+
+  EXPECT_EQ(model->spec().layers.size(), 4u);
+  EXPECT_EQ(model->tensors().size(), Checkpoint::open(folder.file("model.gguf"))->tensors().size());
+}
+
+TEST(GgufRoundTrip, Case_B62_OneIsAddedToANormOnceAndWhereTheFamilySaysSo) {
+  const TemporaryDirectory folder;
+  const auto first_norm = [&](const char* family, uint16_t bf16) {
+    TinyModel model = bundled(family);
+    Tensor& norm = model.tensor("model.layers.0.input_layernorm.weight");
+    for (size_t i = 0; i < norm.bytes.size(); i += 2) std::memcpy(&norm.bytes[i], &bf16, 2);
+    const std::string path = model.write(folder.file(family));
+    GgufExport(Checkpoint::open(path), {}).write(folder.file("model.gguf"));
+    float value = 0;
+    const GgufFile file = GgufFile::open(folder.file("model.gguf"));
+    std::memcpy(&value, file.find("blk.0.attn_norm.weight")->bytes.data(), sizeof value);
+    const auto gguf = Checkpoint::open(folder.file("model.gguf"));
+    EXPECT_EQ(gguf->vector(Role::kAttentionNorm, 0),
+              Checkpoint::open(path)->vector(Role::kAttentionNorm, 0));
+    return value;
+  };
+
+  EXPECT_EQ(first_norm("gemma3", 0x0000), 1.0f);
+  EXPECT_EQ(first_norm("gemma4", 0x3F80), 1.0f);
+}
+
+TEST(GgufRoundTrip, Case_B62_NormsThatHoldTheOneAlreadyAreAWarning) {
+  const TemporaryDirectory folder;
+  TinyModel model = bundled("gemma3");
+  const auto warnings = [&] {
+    return GgufExport(Checkpoint::open(model.write(folder.file("model"))), {}).warnings();
+  };
+
+  EXPECT_THAT(warnings(), testing::Not(testing::Contains(HasSubstr("1 + w"))));
+  for (test::NamedTensor& named : model.tensors) {
+    if (!named.name.ends_with("norm.weight")) continue;
+    const uint16_t one = 0x3F80;
+    for (size_t i = 0; i < named.tensor.bytes.size(); i += 2) {
+      std::memcpy(&named.tensor.bytes[i], &one, 2);
+    }
+  }
+  EXPECT_THAT(warnings(), testing::Contains(HasSubstr("may hold 1 + w already")));
+}
+
 // ---------------------------------------------------------------------------------------------
 // Vocabulary
 
@@ -458,6 +547,17 @@ TEST_P(PieceFolder, GivesTheSameIdsFromGgufAndBackInAFolder) {
   }
 }
 
+GgufMetadata metadata_of_pieces(const std::string& file) {
+  const TemporaryDirectory folder;
+  TinyModel model = make_tiny_model({.vocab_size = 1010});
+  model.tokenizer_json.clear();
+  model.tokenizer_config_json.clear();
+  model.write(folder.file("model"));
+  folder.write("model/tokenizer.model",
+               read_text_file(test::source_path("tests/data/pieces/" + file)));
+  return GgufExport(Checkpoint::open(folder.file("model")), {}).metadata();
+}
+
 TEST_P(PieceFolder, HasTheScoresAndTypesOfTheFile) {
   const Tokenizer tokenizer = Tokenizer::from_folder(folder_.file("model"));
   const auto gguf = Checkpoint::open(folder_.file("model.gguf"));
@@ -481,106 +581,6 @@ TEST_P(PieceFolder, HasTheScoresAndTypesOfTheFile) {
   EXPECT_EQ(types[1009], 5);
 }
 
-TEST(GgufVocabulary, WritesPaddingTokenAndBosRule) {
-  const GgufMetadata metadata = metadata_of(make_tiny_model());
-
-  EXPECT_EQ(metadata.string("tokenizer.ggml.model"), "gpt2");
-  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "llama-bpe");
-  EXPECT_EQ(metadata.integer("tokenizer.ggml.bos_token_id"), 0);
-  EXPECT_EQ(metadata.integer("tokenizer.ggml.eos_token_id"), 1);
-  EXPECT_EQ(metadata.integer("tokenizer.ggml.padding_token_id"), 2);
-  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), true);
-}
-
-TEST(GgufVocabulary, SaysWhereThePostProcessorAddsNothing) {
-  TinyModel model = make_tiny_model();
-  Json tokenizer = parse_json(model.tokenizer_json, "tokenizer.json");
-  tokenizer.set("post_processor", Json());
-  model.tokenizer_json = tokenizer.dump();
-
-  const GgufMetadata metadata = metadata_of(model);
-
-  // A reader of llama-bpe would add BOS by itself.
-  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), false);
-}
-
-TEST(GgufVocabulary, TakesNameAndSplitRuleFromTheOptions) {
-  const GgufMetadata metadata = metadata_of(make_tiny_model(), {.name = "Mine", .pre = "qwen2"});
-
-  EXPECT_EQ(metadata.string("general.name"), "Mine");
-  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "qwen2");
-}
-
-TEST(GgufVocabulary, Case_B55_TheJinjaFileWinsOverTheConfig) {
-  const TemporaryDirectory folder;
-  const auto main_template = [&] { return read_chat_templates(folder.path()).main; };
-  EXPECT_EQ(main_template(), std::nullopt);
-
-  folder.write("tokenizer_config.json", R"({"chat_template": "from config"})");
-  EXPECT_EQ(main_template(), "from config");
-
-  folder.write("chat_template.jinja", "from file");
-  EXPECT_EQ(main_template(), "from file");
-}
-
-TEST(GgufVocabulary, Case_B55_ReadsNamedTemplates) {
-  const TemporaryDirectory folder;
-  folder.write("tokenizer_config.json",
-               R"({"chat_template": [{"name": "tool_use", "template": "t"},
-                                     {"name": "default", "template": "d"}]})");
-
-  const ChatTemplates templates = read_chat_templates(folder.path());
-
-  EXPECT_EQ(templates.main, "d");
-  EXPECT_THAT(templates.named, testing::ElementsAre(testing::Pair("tool_use", "t")));
-}
-
-// ---------------------------------------------------------------------------------------------
-// Types and losses of plain models
-
-TEST(GgufTypes, RowsThatDoNotHoldBlocksFallBackAndSaySo) {
-  const TemporaryDirectory folder;
-  const TinyModel model = make_tiny_model({.hidden_size = 256, .intermediate_size = 96});
-
-  const GgufExport plan(Checkpoint::open(model.write(folder.file("model"))),
-                        {.type = find_format("Q4_K")});
-
-  for (const ExportTensor& tensor : plan.tensors()) {
-    if (tensor.name.ends_with("ffn_down.weight")) {
-GgufMetadata metadata_of_pieces(const std::string& file) {
-  const TemporaryDirectory folder;
-  TinyModel model = make_tiny_model({.vocab_size = 1010});
-  model.tokenizer_json.clear();
-  model.tokenizer_config_json.clear();
-  model.write(folder.file("model"));
-  folder.write("model/tokenizer.model",
-               read_text_file(test::source_path("tests/data/pieces/" + file)));
-  return GgufExport(Checkpoint::open(folder.file("model")), {}).metadata();
-}
-
-      EXPECT_EQ(tensor.format->name(), "Q5_0");
-      EXPECT_THAT(tensor.note, HasSubstr("96 columns"));
-    } else if (tensor.shape.size() == 2) {
-      EXPECT_EQ(tensor.format->name(), "Q4_K");
-    }
-  }
-}
-
-/// bf16 values 65280, 65536, −3e38, 1e-8 and NaN: two become infinite in F16, one zero.
-TinyModel with_wide_values() {
-  TinyModel model = make_tiny_model();
-  const std::vector<float> values = {
-      65280.0f, 65536.0f, -3e38f, 1e-8f, std::numeric_limits<float>::quiet_NaN(), 1e-6f};
-  Tensor& tensor = model.tensor("model.layers.0.mlp.up_proj.weight");
-  for (size_t i = 0; i < tensor.bytes.size() / 2; ++i) {
-    const uint16_t bits = f32_to_bf16(i < values.size() ? values[i] : 1.0f);
-    std::memcpy(tensor.bytes.data() + 2 * i, &bits, 2);
-  }
-  return model;
-}
-
-TEST(GgufTypes, Case_B51_CountsWhatF16LosesAndRefusesInfinity) {
-  const TemporaryDirectory folder;
 /// The model of PieceFolder with the files that say which tokens were added.
 std::string write_piece_model(const TemporaryDirectory& folder, const std::string& tokenizer_json) {
   TinyModel model = make_tiny_model({.vocab_size = 1010});
@@ -703,6 +703,95 @@ TEST(GgufVocabulary, ScoresAreThoseOfTokenizerModelBesideTokenizerJson) {
   EXPECT_NE(scores_with(other)[999], of_file[999]);
 }
 
+TEST(GgufVocabulary, WritesPaddingTokenAndBosRule) {
+  const GgufMetadata metadata = metadata_of(make_tiny_model());
+
+  EXPECT_EQ(metadata.string("tokenizer.ggml.model"), "gpt2");
+  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "llama-bpe");
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.bos_token_id"), 0);
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.eos_token_id"), 1);
+  EXPECT_EQ(metadata.integer("tokenizer.ggml.padding_token_id"), 2);
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), true);
+}
+
+TEST(GgufVocabulary, SaysWhereThePostProcessorAddsNothing) {
+  TinyModel model = make_tiny_model();
+  Json tokenizer = parse_json(model.tokenizer_json, "tokenizer.json");
+  tokenizer.set("post_processor", Json());
+  model.tokenizer_json = tokenizer.dump();
+
+  const GgufMetadata metadata = metadata_of(model);
+
+  // A reader of llama-bpe would add BOS by itself.
+  EXPECT_EQ(metadata.boolean("tokenizer.ggml.add_bos_token"), false);
+}
+
+TEST(GgufVocabulary, TakesNameAndSplitRuleFromTheOptions) {
+  const GgufMetadata metadata = metadata_of(make_tiny_model(), {.name = "Mine", .pre = "qwen2"});
+
+  EXPECT_EQ(metadata.string("general.name"), "Mine");
+  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "qwen2");
+}
+
+TEST(GgufVocabulary, Case_B55_TheJinjaFileWinsOverTheConfig) {
+  const TemporaryDirectory folder;
+  const auto main_template = [&] { return read_chat_templates(folder.path()).main; };
+  EXPECT_EQ(main_template(), std::nullopt);
+
+  folder.write("tokenizer_config.json", R"({"chat_template": "from config"})");
+  EXPECT_EQ(main_template(), "from config");
+
+  folder.write("chat_template.jinja", "from file");
+  EXPECT_EQ(main_template(), "from file");
+}
+
+TEST(GgufVocabulary, Case_B55_ReadsNamedTemplates) {
+  const TemporaryDirectory folder;
+  folder.write("tokenizer_config.json",
+               R"({"chat_template": [{"name": "tool_use", "template": "t"},
+                                     {"name": "default", "template": "d"}]})");
+
+  const ChatTemplates templates = read_chat_templates(folder.path());
+
+  EXPECT_EQ(templates.main, "d");
+  EXPECT_THAT(templates.named, testing::ElementsAre(testing::Pair("tool_use", "t")));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Types and losses of plain models
+
+TEST(GgufTypes, RowsThatDoNotHoldBlocksFallBackAndSaySo) {
+  const TemporaryDirectory folder;
+  const TinyModel model = make_tiny_model({.hidden_size = 256, .intermediate_size = 96});
+
+  const GgufExport plan(Checkpoint::open(model.write(folder.file("model"))),
+                        {.type = find_format("Q4_K")});
+
+  for (const ExportTensor& tensor : plan.tensors()) {
+    if (tensor.name.ends_with("ffn_down.weight")) {
+      EXPECT_EQ(tensor.format->name(), "Q5_0");
+      EXPECT_THAT(tensor.note, HasSubstr("96 columns"));
+    } else if (tensor.shape.size() == 2) {
+      EXPECT_EQ(tensor.format->name(), "Q4_K");
+    }
+  }
+}
+
+/// bf16 values 65280, 65536, −3e38, 1e-8 and NaN: two become infinite in F16, one zero.
+TinyModel with_wide_values() {
+  TinyModel model = make_tiny_model();
+  const std::vector<float> values = {
+      65280.0f, 65536.0f, -3e38f, 1e-8f, std::numeric_limits<float>::quiet_NaN(), 1e-6f};
+  Tensor& tensor = model.tensor("model.layers.0.mlp.up_proj.weight");
+  for (size_t i = 0; i < tensor.bytes.size() / 2; ++i) {
+    const uint16_t bits = f32_to_bf16(i < values.size() ? values[i] : 1.0f);
+    std::memcpy(tensor.bytes.data() + 2 * i, &bits, 2);
+  }
+  return model;
+}
+
+TEST(GgufTypes, Case_B51_CountsWhatF16LosesAndRefusesInfinity) {
+  const TemporaryDirectory folder;
   const auto checkpoint = Checkpoint::open(with_wide_values().write(folder.file("model")));
 
   try {
