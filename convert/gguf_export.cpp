@@ -471,11 +471,14 @@ void GgufExport::plan_act_order(const Parts& parts, ExportTensor& tensor) {
 
 void GgufExport::refuse_losses() const {
   if (!losses_.empty() && !options_.allow_requantize) {
-    throw FormatError(
+    const std::string message =
         listed(fmt::format("{}: the values of {} quantized linears would change; choose an exact "
                            "--type, or allow it with --allow-requantize:",
                            checkpoint_->path(), losses_.size()),
-               losses_));
+               losses_);
+    // Nobody asked for a type that does not fit: GGUF has none.
+    if (options_.type == nullptr && options_.mix.mix == nullptr) throw UnsupportedError(message);
+    throw UsageError(message);
   }
   std::vector<std::string> infinite;
   for (const ExportTensor& tensor : tensors_) {

@@ -45,7 +45,7 @@ GgufQuantize::GgufQuantize(std::shared_ptr<const GgufFile> file, const GgufQuant
                                       tensor.source_type, tensor.format->name()));
   }
   if (!requantized.empty() && !options.allow_requantize) {
-    throw FormatError(listed(
+    throw UsageError(listed(
         fmt::format("{}: {} tensors are quantized already and would lose more; start from a 16-bit "
                     "file, or allow it with --allow-requantize:",
                     file_->path(), requantized.size()),

@@ -34,6 +34,26 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return last[b.size()];
 }
 
+std::vector<std::string_view> parts_of(std::string_view word) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const size_t dash = word.find('-');
+    parts.push_back(word.substr(0, dash));
+    if (dash == std::string_view::npos) return parts;
+    word.remove_prefix(dash + 1);
+  }
+}
+
+/// Whether the parts of `word`, more than one, stand in this order among those of `candidate`.
+bool leaves_parts_out(std::string_view word, std::string_view candidate) {
+  const std::vector<std::string_view> wanted = parts_of(word);
+  size_t n_found = 0;
+  for (const std::string_view part : parts_of(candidate)) {
+    if (n_found < wanted.size() && part == wanted[n_found]) ++n_found;
+  }
+  return wanted.size() > 1 && n_found == wanted.size();
+}
+
 }  // namespace
 
 std::string closest_word(std::string_view word, const std::vector<std::string>& candidates) {
@@ -54,6 +74,9 @@ std::string closest_word(std::string_view word, const std::vector<std::string>& 
   if (!best.empty() || word.size() < kShortestPrefix) return best;
   for (const std::string& candidate : candidates) {
     if (folded(candidate).starts_with(wanted)) return candidate;
+  }
+  for (const std::string& candidate : candidates) {  // --max-tokens for --max-new-tokens
+    if (leaves_parts_out(wanted, folded(candidate))) return candidate;
   }
   return {};
 }

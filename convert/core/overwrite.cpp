@@ -35,10 +35,10 @@ void compare(const OutputPath& output, const std::string& input) {
     throw UsageError(begin + "holds the input " + input +
                      ", which would be lost; choose another name");
   }
-  if (!lies_in(to, from) || !fs::is_regular_file(to, error)) return;
+  if (!lies_in(to, from)) return;
   if (!output.replaceable.empty() && to.string().ends_with(output.replaceable)) return;
-  throw UsageError(begin + "is a file of the input folder " + input +
-                   " already; choose another name");
+  throw UsageError(begin + "lies in the input folder " + input +
+                   ", which stays as it is; choose a place outside of it");
 }
 
 }  // namespace

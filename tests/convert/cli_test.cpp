@@ -372,6 +372,8 @@ TEST(ClosestWord, FindsSlipsAndRefusesStrangers) {
   EXPECT_EQ(closest_word("bist", words), "bits");
   EXPECT_EQ(closest_word("quan", words), "quantize");
   EXPECT_EQ(closest_word("xyz", words), "");
+  EXPECT_EQ(closest_word("max-tokens", {"max-kld", "max-new-tokens", "tokens"}), "max-new-tokens");
+  EXPECT_EQ(closest_word("tokens-max", {"max-new-tokens"}), "");
   EXPECT_EQ(closest_word("", words), "");
   EXPECT_EQ(closest_word(std::string(1000, 'a'), words), "");
 }

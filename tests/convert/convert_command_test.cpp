@@ -103,15 +103,16 @@ TEST_F(ModelCommands, Case_B80_EveryFailureHasItsExitCodeAndNoOutput) {
   const uint16_t huge = 0x7f00;  // 1.7e38
   std::memcpy(wide.tensor("lm_head.weight").bytes.data(), &huge, 2);
   const std::string overflowing = wide.write(folder_.file("wide"));
-  const std::string path = folder_.file("model.gguf");
+  const std::string path = folder_.file("model.gguf"), empty = folder_.file("empty");
+  std::filesystem::create_directories(empty);
   const std::vector<std::pair<std::vector<std::string>, int>> runs = {
       {{llama_tiny_}, 2},
       {{llama_tiny_, "--out", folder_.path()}, 2},
       {{llama_tiny_, "--out", path, "--type", "Q9_9"}, 2},
       {{folder_.file("nothing"), "--out", path}, 3},
-      {{folder_.path(), "--out", path}, 3},
+      {{empty, "--out", path}, 3},
       {{llama_tiny_, "--out", folder_.file("no/such/folder/model.gguf")}, 3},
-      {{asymmetric, "--out", path, "--type", "Q4_0"}, 3},
+      {{asymmetric, "--out", path, "--type", "Q4_0"}, 2},
       {{overflowing, "--out", path, "--type", "F16"}, 4},
       {{unsupported, "--out", path}, 7}};
   for (const auto& [words, exit_code] : runs) {

@@ -115,7 +115,7 @@ TEST_F(QuantizeGguf, RefusesToLoseMoreUnlessAllowed) {
   try {
     GgufQuantize again(q8, {.mix = {.mix = find_mix("Q4_0")}});
     FAIL() << "allowed";
-  } catch (const FormatError& error) {
+  } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("\"token_embd.weight\" is Q8_0, wanted Q6_K"));
     EXPECT_THAT(error.what(), HasSubstr("--allow-requantize"));
   }
@@ -289,7 +289,7 @@ TEST_F(QuantizeCommand, EncodesAQuantizedFolderAnewOnlyIfAllowed) {
   const std::string path = folder_.file("q.gguf");
 
   const auto refused = run({source, "--type", "Q4_K_M", "--out", path});
-  EXPECT_EQ(refused.exit_code, 3);
+  EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.error, HasSubstr("--allow-requantize"));
 
   const auto allowed =

@@ -250,7 +250,7 @@ TEST(HfExport, ActivationOrderIsUndone) {
   GgufExport exact(Checkpoint::open(source), {});
 
   EXPECT_THAT(result.tensors().front().source_type, HasSubstr("activation order"));
-  EXPECT_THROW(refuse(), FormatError);
+  EXPECT_THROW(refuse(), UsageError);
   for (const ExportTensor& tensor : exact.tensors()) EXPECT_TRUE(tensor.exact()) << tensor.name;
 }
 

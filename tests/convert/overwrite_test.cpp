@@ -51,10 +51,12 @@ TEST_F(Overwrite, RefusesAFolderAroundAnInput) {
   expect_refused("/", "holds the input");
 }
 
-TEST_F(Overwrite, InsideAnInputFolderRefusesWhatIsThereButItsOwnKind) {
-  expect_refused(model_ + "/config.json", "is a file of the input folder");
+TEST_F(Overwrite, InsideAnInputFolderRefusesAllButItsOwnKind) {
+  for (const char* name : {"/config.json", "/new.json", "/out", "/a/b.json", "/../model/out"}) {
+    expect_refused(model_ + name, "lies in the input folder");
+  }
   expect_allowed(model_ + "/old.gguf");
-  expect_allowed(model_ + "/new.json");
+  expect_allowed(model_ + "/new.gguf");
   expect_allowed(folder_.file("model-W4A16"));
   expect_allowed(folder_.file("absent/x"));
 }

@@ -170,17 +170,17 @@ TEST(RepackLoss, IsRefusedWithTensorReasonAndExactTypes) {
   const auto source = write_quantized(
       folder, {.symmetric = false, .group_size = 64, .scale_dtype = DType::kF16, .scale_bits = 11});
 
-  const std::string q4_1 = error_of<FormatError>(source, {.type = find_format("Q4_1")});
+  const std::string q4_1 = error_of<UsageError>(source, {.type = find_format("Q4_1")});
   EXPECT_THAT(q4_1, AllOf(HasSubstr("14 quantized linears"), HasSubstr("--allow-requantize"),
                           HasSubstr("\"model.layers.0.self_attn.q_proj.weight\""),
                           HasSubstr("W4_ASYM group 64"), HasSubstr("scale times zero point"),
                           HasSubstr("exact: Q5_0, Q8_0, F32"), HasSubstr("and 4 more")));
 
-  EXPECT_THAT(error_of<FormatError>(source, {.type = find_format("Q4_0")}),
+  EXPECT_THAT(error_of<UsageError>(source, {.type = find_format("Q4_0")}),
               HasSubstr("of 4-bit codes; Q4_0 has 8 of 4"));
-  EXPECT_THAT(error_of<FormatError>(source, {.type = find_format("Q6_K")}),
+  EXPECT_THAT(error_of<UsageError>(source, {.type = find_format("Q6_K")}),
               HasSubstr("codes cannot be moved into Q6_K"));
-  EXPECT_THAT(error_of<FormatError>(source, {.type = find_format("BF16")}),
+  EXPECT_THAT(error_of<UsageError>(source, {.type = find_format("BF16")}),
               HasSubstr("values are no BF16 values"));
 }
 
@@ -207,7 +207,7 @@ TEST(RepackLoss, RoundsScalesRatherThanCodesWhereTheCodesFit) {
   const auto source =
       write_quantized(folder, {.group_size = 64, .scale_dtype = DType::kF32, .scale_bits = 20});
 
-  EXPECT_THAT(error_of<FormatError>(source, {}), HasSubstr("is no f16 value"));
+  EXPECT_THAT(error_of<UnsupportedError>(source, {}), HasSubstr("is no f16 value"));
 
   GgufExport plan(source, {.allow_requantize = true});
   plan.write(folder.file("model.gguf"));
@@ -227,7 +227,7 @@ TEST(RepackLoss, NothingIsWrittenWhenALossIsRefused) {
   const TemporaryDirectory folder;
   const auto source = write_quantized(folder, {.symmetric = false, .group_size = 64});
 
-  EXPECT_THROW(GgufExport(source, {.type = find_format("Q4_0")}), FormatError);
+  EXPECT_THROW(GgufExport(source, {.type = find_format("Q4_0")}), UsageError);
   EXPECT_FALSE(std::filesystem::exists(folder.file("model.gguf")));
 }
 
