@@ -70,12 +70,12 @@ std::string verdict_of(const EquivalenceReport& report) {
         reported.empty() ? "anything" : fmt::format("{}", fmt::join(reported, ", ")));
   }
   if (!reported.empty()) {
-    return fmt::format("EQUAL within the stated policy; not judged: {}", fmt::join(reported, ", "));
+    return fmt::format("WITHIN LIMITS; not judged: {}", fmt::join(reported, ", "));
   }
   const bool exact =
       std::all_of(report.checks.begin(), report.checks.end(),
                   [](const Check& check) { return check.outcome == Outcome::kEqual; });
-  return exact ? "EQUAL, bit for bit" : "EQUAL within the stated policy";
+  return exact ? "EQUAL, bit for bit" : "WITHIN LIMITS, not equal";
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ std::vector<ReferencePrompt> read_plain_lists(const Json& json, const std::strin
   const auto add = [&](const Json& list) {
     ReferencePrompt prompt;
     prompt.id = fmt::format("prompt{:03}", prompts.size());
-    prompt.source = path;
+    prompt.source = std::filesystem::path(path).filename().string();
     prompt.token_ids = read_ids(list, fmt::format("{}: {}", path, prompt.id));
     prompts.push_back(std::move(prompt));
   };

@@ -57,7 +57,7 @@ const Command& report_command() {
       .options = {{.name = "verify",
                    .kind = ValueKind::kPath,
                    .value_name = "FILE",
-                   .help = "JSON of assay verify-equivalence.",
+                   .help = "File that assay verify-equivalence --json-out wrote.",
                    .group = "Input"},
                   {.name = "out",
                    .short_name = 'o',

@@ -179,7 +179,9 @@ void add_model_tokens(const Side& a, const Side& b, const TokenPlanOptions& opti
     plan.prompts = read_prompts(options.prompts_file).prompts;
     plan.prompts_source = fmt::format("prompts of {}", options.prompts_file);
   } else if (plan.windows) {
-    plan.prompts = cut_prompts(*plan.windows, plan.windows_source);
+    // The name alone: bundles of one text are equal wherever it lay.
+    plan.prompts =
+        cut_prompts(*plan.windows, std::filesystem::path(plan.windows_source).filename().string());
     plan.prompts_source = fmt::format("cut from {}", plan.windows_source);
   }
   if (plan.prompts.empty()) {

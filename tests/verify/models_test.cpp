@@ -380,6 +380,21 @@ TEST_F(Models, WriteABundleThatTheyEqual) {
   EXPECT_THAT(compared.out, AllOf(HasSubstr("KV type  f32"), HasSubstr("EQUAL, bit for bit")));
 }
 
+TEST_F(Models, WriteTheSameBundleWhereverThePromptsLie) {
+  const std::string a = good();
+  std::vector<std::string> texts;
+  for (const std::string place : {"one", "another/place"}) {
+    std::filesystem::create_directories(folder_.file(place));
+    const std::string prompts = folder_.write(place + "/ids.json", "[[0, 5, 9, 12]]");
+    const std::string bundle = folder_.file(place + "/bundle");
+    ASSERT_EQ(run({a, "--write-reference", bundle, "--prompts", prompts}).exit_code, 0);
+    texts.push_back(read_text_file(bundle + "/prompts.json"));
+  }
+
+  EXPECT_EQ(texts[0], texts[1]);
+  EXPECT_THAT(texts[0], HasSubstr("\"ids.json\""));
+}
+
 TEST_F(Models, AreFoundDifferentFromABundleOfAnotherKvType) {
   const std::string a = good(), bundle = folder_.file("bundle");
   const std::string prompts = folder_.write("ids.json", "[[0, 5, 9, 12, 15, 18]]");

@@ -52,6 +52,18 @@ report::RunData run(std::string_view report = kRun, std::string_view verdict = k
   return report::read_run(folder.file("model"), verify);
 }
 
+TEST(Report, SaysWhichFileItTakesAsAVerdict) {
+  for (const char* other : {"# Verdict\n", "{}", "[1]"}) {
+    try {
+      run(kRun, other);
+      ADD_FAILURE() << other;
+    } catch (const FormatError& error) {
+      EXPECT_THAT(error.what(), testing::AllOf(HasSubstr("verify.json: "),
+                                               HasSubstr("verify-equivalence --json-out")));
+    }
+  }
+}
+
 TEST(ReportHtml, ColoursAVerdictOnlyIfSomethingWasJudged) {
   const auto html = [](const std::string& members) {
     return report::to_html(run(kRun, "{" + members + ", \"verdict\": \"V\", \"checks\": []}"));

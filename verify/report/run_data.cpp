@@ -152,10 +152,9 @@ std::vector<LayerBits> bits_per_layer(const RunData& run) {
 }
 
 Verification read_verification(const Json& json, const std::string& source) {
-  const Json* equal = json.find("equal");
+  const Json* equal = json.is_object() ? json.find("equal") : nullptr;
   if (equal == nullptr || !equal->is_bool()) {
-    throw FormatError(fmt::format(
-        "{}: no \"equal\"; expected what assay verify-equivalence --json writes", source));
+    throw FormatError(fmt::format("{}: no \"equal\"", source));
   }
   Verification verification;
   verification.equal = equal->as_bool();
@@ -222,7 +221,14 @@ RunData read_run(const std::string& run_folder, const std::string& verify_file) 
     add_facts(read_json_file(manifest), run.facts);
   }
   if (!verify_file.empty()) {
-    run.verification = read_verification(read_json_file(verify_file), verify_file);
+    try {
+      run.verification = read_verification(read_json_file(verify_file), verify_file);
+    } catch (const FormatError& error) {
+      throw FormatError(
+          fmt::format("{}; --verify takes the JSON file that assay verify-equivalence --json-out "
+                      "writes",
+                      error.what()));
+    }
   }
   return run;
 }
