@@ -1,9 +1,14 @@
 #include "quantizer/estimate.h"
 
 #include <algorithm>
+#include <chrono>
+#include <ctime>
+#include <numeric>
 #include <set>
+#include <thread>
 
 #include "calibrate/gram.h"
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
 #include "quantizer/factor.h"
 #include "quantizer/held_out.h"
@@ -14,18 +19,27 @@
 namespace assay {
 namespace {
 
-// Operations per second of one core, in 10^9, measured on a Cascade Lake core with AVX-512 (README,
-// "Speed"). They serve the estimate of time and the progress bar alone.
+// Operations per second of one core, between what a Xeon and an EPYC core took for each stage
+// of whole runs with each instruction set (docs/measured.md). They serve the estimate of time
+// and the progress bar alone.
 struct Rates {
-  double linear = 45e9;     // products of W4 × int16
-  double linear16 = 20e9;   // products of 16-bit weights × int16
-  double attention = 6e9;   // fused products of q·k and p·v
-  double elements = 0.4e9;  // register elements written by other ops
-  double gram = 60e9;
-  double factor = 10e9;     // fused fp64
-  double columns = 15e9;    // fused fp32
-  double quadratic = 18e9;  // fused fp64: scale search and losses
+  double linear;     // products of W4 × int16
+  double linear16;   // products of 16-bit weights × int16
+  double attention;  // fused products of q·k and p·v
+  double elements;   // register elements written by other ops
+  double gram;
+  double factor;     // fused fp64
+  double columns;    // fused fp32
+  double quadratic;  // fused fp64: scale search and losses
 };
+
+const Rates& rates_in_use() {
+  static constexpr Rates kScalar = {.3e9, .3e9, .2e9, .1e9, 2e9, 1e9, .7e9, .7e9};
+  static constexpr Rates kAvx2 = {30e9, 12e9, 14e9, 1.5e9, 28e9, 9e9, 16e9, 10e9};
+  static constexpr Rates kAvx512 = {70e9, 45e9, 33e9, 3e9, 65e9, 18e9, 33e9, 23e9};
+  const Isa isa = active_isa();
+  return isa == Isa::kAvx512 ? kAvx512 : isa == Isa::kAvx2 ? kAvx2 : kScalar;
+}
 
 uint64_t held_bytes(const Program& program, const std::set<int>& registers, int64_t n_tokens) {
   uint64_t total = 0;
@@ -200,7 +214,7 @@ double segment_seconds(const Program& program, const Segment& segment, const Rat
 }  // namespace
 
 StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t window_length) {
-  const Rates rates;
+  const Rates& rates = rates_in_use();
   StageCost cost;
   const LayerPlan cut = plan.layer(layer);
   const auto n_tokens = static_cast<double>(n_windows * window_length);
@@ -213,7 +227,10 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
       if (plan.two_streams()) cost.forward += stream(rates.linear16);
     }
   }
-  const double candidates = plan.quantize.scale_search == ScaleSearch::kHessianGrid ? 21.0 : 0.0;
+  // Pairs of scale and zero point that are tried for each group, and what a round that quantizes
+  // groups anew takes, in such pairs.
+  const double candidates = (plan.quantize.scale_search == ScaleSearch::kHessianGrid ? 21.0 : 0.0) +
+                            45.0 * plan.quantize.regrid_rounds;
   for (const CaptureStop& stop : cut.stops) {
     const auto n = static_cast<double>(stop.columns);
     const auto& moe = plan.program.spec.layers[static_cast<size_t>(layer)].moe;
@@ -243,6 +260,30 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
   cost.factor /= threads;
   cost.solve /= threads;
   return cost;
+}
+
+double idle_share() {
+  using Clock = std::chrono::steady_clock;
+  static constexpr auto kTime = std::chrono::milliseconds(150);
+  const auto n = static_cast<size_t>(n_threads());
+  std::vector<double> seconds(n);
+  std::vector<std::thread> threads;
+  const Clock::time_point begin = Clock::now();
+  for (double& used : seconds) {
+    threads.emplace_back([&used, begin] {
+      while (Clock::now() - begin < kTime) {
+      }
+      timespec time{};
+      if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time) == 0) {
+        used = static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const double all = std::chrono::duration<double>(Clock::now() - begin).count();
+  // Work is shared out as threads come for it, so that their sum counts.
+  const double used = std::accumulate(seconds.begin(), seconds.end(), 0.0);
+  return std::clamp(used / (all * static_cast<double>(n)), 0.01, 1.0);
 }
 
 RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,

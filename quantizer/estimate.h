@@ -33,6 +33,10 @@ struct RunEstimate {
 RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
                          const OutputContents& contents, int64_t n_windows, int64_t window_length);
 
+/// Which share of their time this process's threads get from the machine just now, 0 to 1: 1 on an
+/// idle one. Takes 0.15 s.
+double idle_share();
+
 /// Cost of one layer; also the scale of the progress bar.
 StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t window_length);
 

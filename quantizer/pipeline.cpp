@@ -255,6 +255,7 @@ DryRun dry_run(const RunOptions& options) {
   Prepared prepared = prepare(options);
   DryRun out;
   out.estimate = std::move(prepared.estimate);
+  out.idle_share = idle_share();
   if (prepared.windows) {
     out.n_windows = prepared.windows->n_windows;
     out.window_length = prepared.windows->window_length;

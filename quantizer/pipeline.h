@@ -40,6 +40,7 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events);
 /// The same up to the point where work would begin.
 struct DryRun {
   RunEstimate estimate;
+  double idle_share = 1.0;  // of the threads, while this was found
   int64_t n_windows = 0;
   int64_t window_length = 0;
   int64_t n_linears = 0;

@@ -32,6 +32,7 @@ Json dry_run_json(const DryRun& dry) {
       .set("state_bytes", dry.estimate.state_bytes)
       .set("spill_bytes", dry.estimate.spill_bytes)
       .set("seconds", dry.estimate.seconds)
+      .set("idle_share", dry.idle_share)
       .set("n_linears", dry.n_linears)
       .set("ignore", ignore)
       .set("off_lattice", off_lattice)
@@ -40,6 +41,18 @@ Json dry_run_json(const DryRun& dry) {
       .set("n_tokens", dry.n_windows * dry.window_length)
       .set("files", files);
   return json;
+}
+
+std::string time_line(const DryRun& dry) {
+  constexpr double kBusy = 0.85;
+  const double seconds = dry.estimate.seconds;
+  if (dry.idle_share > kBusy || seconds < 1.0)
+    return fmt::format("time         about {:.0f} s\n", seconds);
+  return fmt::format(
+      "time         about {:.0f} s; {:.0f} s on an idle machine, whose other work leaves {:.0f} % "
+      "of "
+      "the cores now\n",
+      seconds / dry.idle_share, seconds, 100.0 * dry.idle_share);
 }
 
 void print_dry_run(const DryRun& dry, Terminal& terminal) {
@@ -69,8 +82,7 @@ void print_dry_run(const DryRun& dry, Terminal& terminal) {
       bytes_text(dry.estimate.output_bytes + dry.estimate.state_bytes + dry.estimate.spill_bytes),
       bytes_text(dry.estimate.output_bytes), bytes_text(dry.estimate.state_bytes),
       bytes_text(dry.estimate.spill_bytes));
-  text += fmt::format("time         about {:.0f} s\n", dry.estimate.seconds);
-  terminal.print(text);
+  terminal.print(text + time_line(dry));
 }
 
 // Turns the events of a run into lines and a bar.
