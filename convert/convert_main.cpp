@@ -312,11 +312,13 @@ ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
     check_output(part, plan->file_bytes(), arguments.flag("force"));
   }
   const auto progress = terminal.progress("convert", static_cast<double>(plan->file_bytes()));
-  const std::vector<WrittenFile> written =
-      plan->write_parts(path, [&](uint64_t done, const std::string& name) {
+  const std::vector<WrittenFile> written = plan->write_parts(
+      path,
+      [&](uint64_t done, const std::string& name) {
         if (stop_requested()) throw StoppedError("stopped before \"" + name + "\"");
         progress->update(static_cast<double>(done), name);
-      });
+      },
+      /*hash_tensors=*/false);
   if (terminal.json()) {
     terminal.print(report_json(*plan, source, written, paths).dump() + "\n");
     return ExitCode::kDone;

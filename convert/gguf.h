@@ -106,8 +106,8 @@ uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
 /// Writes a GGUF v3 file with alignment 32, keys and tensors in the given order, through
 /// HashedFile. FormatError for names that the format cannot hold, UnsupportedError for weight
 /// formats without a GGUF type, ShapeError for shapes that do not fit the format or its source's
-/// number of bytes.
+/// number of bytes. Without `hash_tensors` only the file as a whole is hashed, which is quicker.
 WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
-                       const std::vector<GgufTensorSource>& tensors);
+                       const std::vector<GgufTensorSource>& tensors, bool hash_tensors = true);
 
 }  // namespace assay

@@ -201,7 +201,8 @@ WrittenFile GgufPlan::write(const std::string& path, const Progress& progress) {
   return files.front();
 }
 
-std::vector<WrittenFile> GgufPlan::write_parts(const std::string& path, const Progress& progress) {
+std::vector<WrittenFile> GgufPlan::write_parts(const std::string& path, const Progress& progress,
+                                               bool hash_tensors) {
   if (!missing_importance_.empty()) {
     throw UsageError(listed(
         fmt::format("{} tensors need an importance matrix; give one with --imatrix that knows "
@@ -226,7 +227,8 @@ std::vector<WrittenFile> GgufPlan::write_parts(const std::string& path, const Pr
            }});
     }
     files.push_back(write_gguf(names[static_cast<size_t>(part)],
-                               metadata_of_part(metadata_, part, count, tensors_.size()), sources));
+                               metadata_of_part(metadata_, part, count, tensors_.size()), sources,
+                               hash_tensors));
   }
   return files;
 }

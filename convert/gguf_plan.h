@@ -81,8 +81,9 @@ class GgufPlan {
   using Progress = std::function<void(uint64_t, const std::string&)>;
   /// Writes the file, or its parts; afterwards tensors() also say how many values changed.
   /// `progress` is told the bytes done and the tensor that is next. Throws UsageError while
-  /// missing_importance() has entries.
-  std::vector<WrittenFile> write_parts(const std::string& path, const Progress& progress = {});
+  /// missing_importance() has entries. Without `hash_tensors` only files are hashed.
+  std::vector<WrittenFile> write_parts(const std::string& path, const Progress& progress = {},
+                                       bool hash_tensors = true);
   /// The same for a plan of one file.
   WrittenFile write(const std::string& path, const Progress& progress = {});
 

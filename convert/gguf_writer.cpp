@@ -150,7 +150,7 @@ uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
 }
 
 WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
-                       const std::vector<GgufTensorSource>& tensors) {
+                       const std::vector<GgufTensorSource>& tensors, bool hash_tensors) {
   check(path, tensors);
   if (metadata.integer("general.alignment").value_or(kAlignment) != kAlignment) {
     throw UnsupportedError(path + ": only the alignment 32 can be written");
@@ -162,7 +162,7 @@ WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
   for (const GgufTensorSource& tensor : tensors) {
     const uint64_t wanted = bytes_of(tensor);
     uint64_t given = 0;
-    file.begin_part();
+    if (hash_tensors) file.begin_part();
     tensor.write([&](std::span<const std::byte> piece) {
       given += piece.size();
       if (given <= wanted) file.write(piece);
@@ -172,7 +172,7 @@ WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
                        std::to_string(given) + " bytes, " + to_string(tensor.shape) + " " +
                        std::string(tensor.format->name()) + " has " + std::to_string(wanted));
     }
-    written.tensor_sha256.emplace_back(tensor.name, file.end_part());
+    if (hash_tensors) written.tensor_sha256.emplace_back(tensor.name, file.end_part());
     file.pad(padding_after(wanted));
   }
   written.bytes = file.size();

@@ -24,12 +24,29 @@ int64_t rows_per_chunk(uint64_t row_bytes) {
 
 bool same_value(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
+std::span<const std::byte> RowWriter::adjacent_rows(int64_t first, int64_t n) const {
+  if (tensor_.method != ExportMethod::kCopy) return {};
+  const std::span<const std::byte> begin = source_.bytes(first);
+  for (int64_t i = 1; i < n; ++i) {
+    const auto at = static_cast<size_t>(i) * begin.size();
+    if (source_.bytes(first + i).data() != begin.data() + at) return {};
+  }
+  return {begin.data(), static_cast<size_t>(n) * begin.size()};
+}
+
 void RowWriter::run(const std::function<void(std::span<const std::byte>)>& sink) {
   const uint64_t row_bytes = tensor_.format->row_bytes(source_.columns);
   const int64_t chunk_rows = std::min(source_.rows, rows_per_chunk(row_bytes));
   std::vector<std::byte> chunk(static_cast<size_t>(chunk_rows) * row_bytes);
   for (int64_t first = 0; first < source_.rows; first += chunk_rows) {
     const int64_t n = std::min(chunk_rows, source_.rows - first);
+    if (const auto rows = adjacent_rows(first, n); !rows.empty()) {
+      parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) check_row(first + i, source_.bytes(first + i));
+      });
+      sink(rows);
+      continue;
+    }
     parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end) {
       Buffers buffers;
       for (int64_t i = begin; i < end; ++i) {

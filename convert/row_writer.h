@@ -43,6 +43,9 @@ class RowWriter {
     std::vector<float> written;
     IntegerRow integers;
   };
+  /// Rows that are copied and lie one after another in the source as they do in the file, without
+  /// a copy between; else empty.
+  std::span<const std::byte> adjacent_rows(int64_t first, int64_t n) const;
   void write_row(int64_t row, std::span<std::byte> out, Buffers& buffers);
   void encode(int64_t row, std::span<const float> values, std::span<std::byte> out) const;
   WeightView view_of(std::span<const std::byte> row) const;

@@ -37,6 +37,7 @@ void HashedFile::flush() {
 }
 
 void HashedFile::write(std::span<const std::byte> bytes) {
+  if (bytes.size() >= kBlockBytes) flush();  // rather than a copy of all that follows
   while (!bytes.empty()) {
     if (pending_.empty() && bytes.size() >= kBlockBytes) {
       put(bytes.first(kBlockBytes));
