@@ -77,6 +77,10 @@ class GgufFile {
   const std::vector<GgufTensor>& tensors() const { return tensors_; }  // file order
   const GgufTensor* find(std::string_view name) const;
   uint64_t data_start() const { return data_start_; }  // of the first part, bytes
+  /// See MappedFile::release_pages().
+  void release_pages() const {
+    for (const MappedFile& file : files_) file.release_pages();
+  }
 
  private:
   std::string path_;

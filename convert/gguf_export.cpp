@@ -556,6 +556,7 @@ void GgufExport::write_tensor(size_t index,
   tensors_[index].n_changed = 0;
   for (const TensorEntry* part : parts_[index]) {
     write_matrix(index, *part, sink);
+    checkpoint_->safetensors()->release_pages();
   }
 }
 

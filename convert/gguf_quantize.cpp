@@ -83,6 +83,7 @@ void GgufQuantize::write_tensor(size_t index,
       options_.allow_infinite);
   writer.run(sink);
   tensor.n_changed = writer.n_changed();
+  file_->release_pages();
 }
 
 }  // namespace assay

@@ -371,6 +371,8 @@ std::vector<WrittenFile> HfExport::write(
       } else {
         write_matrix(i, sink);
       }
+      if (checkpoint_->safetensors() != nullptr) checkpoint_->safetensors()->release_pages();
+      if (checkpoint_->gguf() != nullptr) checkpoint_->gguf()->release_pages();
       done += static_cast<uint64_t>(tensor.n_values) * dtype_bytes(tensor.dtype);
     };
     sources.push_back({tensors_[i].name, tensors_[i].dtype, tensors_[i].shape, write_tensor});
