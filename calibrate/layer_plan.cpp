@@ -26,7 +26,7 @@ Readers readers_of(const Program& program, Register r, int from, const WantedMat
   Readers readers;
   const auto add = [&](int matrix) {
     const MatrixSlot& slot = program.matrices[static_cast<size_t>(matrix)];
-    if (slot.quantizable && wanted(slot)) readers.matrices.push_back(matrix);
+    if (wanted(slot)) readers.matrices.push_back(matrix);
   };
   for (int i = from; i < static_cast<int>(program.ops.size()); ++i) {
     const Op& op = op_at(program, i);

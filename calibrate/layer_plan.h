@@ -40,7 +40,7 @@ struct LayerPlan {
   std::vector<Segment> segments;
 };
 
-/// Says which matrices are to be quantized.
+/// Says which matrices are wanted: those to be quantized, or to be measured.
 using WantedMatrix = std::function<bool(const MatrixSlot& matrix)>;
 
 /// Cuts ops [range.begin, range.end) of a program. What lives across a stop follows from reads()

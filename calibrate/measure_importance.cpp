@@ -101,7 +101,9 @@ ImportanceSource measure_importance(const std::shared_ptr<const Checkpoint>& che
       run.progress(static_cast<double>(layer) / n_layers,
                    fmt::format("layer {} of {}", layer + 1, n_layers));
     }
-    const LayerPlan plan = plan_layer(program, layer, [](const MatrixSlot&) { return true; });
+    const LayerPlan plan = plan_layer(program, layer, [](const MatrixSlot& slot) {
+      return slot.role != Role::kRouter;  // which no file quantizes
+    });
     const OpRange& range = program.layers[static_cast<size_t>(layer)];
     bind_weights(program, checkpoint, range.begin, range.end, windows.window_length, weights);
     for (size_t s = 0; s < plan.segments.size(); ++s) {

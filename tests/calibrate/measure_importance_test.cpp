@@ -95,6 +95,23 @@ TEST_F(MeasureImportance, DoesNotDependOnThreadsMemoryOrInstructionSet) {
 }
 
 /// Each token goes to two of six experts.
+// Files quantize them, unlike `assay quantize`; a router stays as it is.
+TEST_F(MeasureImportance, HasLinearsThatQuantizeLeavesIn16Bits) {
+  TokenWindows windows = windows_of(1, 16);
+  for (int32_t& id : windows.ids) id %= 256;
+  const auto names_of = [&](const std::string& family) {
+    const auto checkpoint = Checkpoint::open(test::source_path("tests/data/families/" + family));
+    const ImportanceSource source =
+        measure_importance(checkpoint, windows, {.spill_folder = folder_.path()});
+    std::vector<std::string> names;
+    for (const auto& [name, sums] : source.weights) names.push_back(name);
+    return names;
+  };
+  EXPECT_THAT(names_of("qwen3_5"),
+              testing::IsSupersetOf({"blk.0.ssm_alpha.weight", "blk.0.ssm_beta.weight"}));
+  EXPECT_THAT(names_of("qwen3_moe"), testing::Not(testing::Contains("blk.0.ffn_gate_inp.weight")));
+}
+
 TEST_F(MeasureImportance, CountsTheTokensOfEachExpert) {
   TokenWindows windows = windows_of(3, 40);
   for (int32_t& id : windows.ids) id %= 256;
