@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,7 +12,7 @@
 
 namespace assay {
 
-/// Factors of one Hessian by damping, each made when it is first asked for.
+/// The last factor that was made of a Hessian, for as long as its damping is what is asked for.
 class FactorCache {
  public:
   explicit FactorCache(const Hessian& hessian) : hessian_(hessian) {}

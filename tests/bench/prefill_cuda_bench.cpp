@@ -7,7 +7,6 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -18,6 +17,7 @@
 #include "runtime/ops/linear.h"
 #include "runtime/ops/linear_cuda.h"
 #include "runtime/ops/linear_cuda_pack.h"
+#include "tests/bench/cuda_bench.h"
 #include "tests/support/random.h"
 #include "tests/support/weight_matrix.h"
 
@@ -31,35 +31,6 @@ DeviceBuffer zeros(size_t bytes) {
   DeviceBuffer buffer(bytes);
   ASSAY_CUDA(cudaMemset(buffer.data(), 0, bytes));
   return buffer;
-}
-
-template <typename T>
-DeviceBuffer upload(const std::vector<T>& values) {
-  DeviceBuffer buffer(values.size() * sizeof(T));
-  ASSAY_CUDA(cudaMemcpy(buffer.data(), values.data(), buffer.bytes(), cudaMemcpyHostToDevice));
-  return buffer;
-}
-
-/// Median microseconds of 7 runs of `body`, after one to warm up.
-template <typename Body>
-double median_us(cudaStream_t stream, const Body& body) {
-  cudaEvent_t begin = nullptr, end = nullptr;
-  ASSAY_CUDA(cudaEventCreate(&begin));
-  ASSAY_CUDA(cudaEventCreate(&end));
-  std::vector<float> times;
-  for (int i = 0; i < 8; ++i) {
-    ASSAY_CUDA(cudaEventRecord(begin, stream));
-    body();
-    ASSAY_CUDA(cudaEventRecord(end, stream));
-    ASSAY_CUDA(cudaEventSynchronize(end));
-    float ms = 0;
-    ASSAY_CUDA(cudaEventElapsedTime(&ms, begin, end));
-    if (i > 0) times.push_back(ms);
-  }
-  ASSAY_CUDA(cudaEventDestroy(begin));
-  ASSAY_CUDA(cudaEventDestroy(end));
-  std::nth_element(times.begin(), times.begin() + 3, times.end());
-  return static_cast<double>(times[3]) * 1e3;
 }
 
 void report(const std::string& what, double us, double products) {
