@@ -81,6 +81,30 @@ QuantizeOptions all_steps(int64_t group_size) {
           .regrid_rounds = 2};
 }
 
+/// All steps in plain loops.
+struct PlainLoops {
+  std::vector<float> target;
+  ReferenceGrid chosen;  // before the refit and new groups change it
+  ReferenceGrid grid;
+  std::vector<uint8_t> codes;
+
+  PlainLoops(const TwoStreams& streams, const QuantizeOptions& options) {
+    const ReferenceFactor factor = test::reference_factor(streams.problem.hessian, options);
+    target = test::reference_target(streams.view(), options, factor);
+    chosen = test::reference_grid(aim(streams), options);
+    grid = chosen;
+    codes = test::reference_gptq(aim(streams), options, grid, factor);
+    test::reference_refine(streams.view(), options, factor, target, grid, codes);
+  }
+
+  /// The problem with the target as its weights.
+  LayerProblem aim(const TwoStreams& streams) const {
+    LayerProblem view = streams.view();
+    view.weights = target;
+    return view;
+  }
+};
+
 class StepShapes : public testing::TestWithParam<std::tuple<int64_t, int64_t, int64_t>> {};
 
 TEST_P(StepShapes, TargetEqualsPlainLoopsBitForBit) {
@@ -101,20 +125,15 @@ TEST_P(StepShapes, AllStepsEqualPlainLoopsBitForBit) {
     options.symmetric = symmetric;
     options.descent_passes = symmetric ? 2 : 1;
     const TwoStreams streams(rows, columns, 42, options);
-    const ReferenceFactor factor = test::reference_factor(streams.problem.hessian, options);
-    const auto target = test::reference_target(streams.view(), options, factor);
-    LayerProblem aim = streams.view();
-    aim.weights = target;
-    ReferenceGrid grid = test::reference_grid(aim, options);
-    std::vector<uint8_t> codes = test::reference_gptq(aim, options, grid, factor);
-    test::reference_refine(streams.view(), options, factor, target, grid, codes);
+    const PlainLoops expected(streams, options);
 
     with_every_isa([&] {
       const LayerResult actual = quantize_linear(streams.view(), options);
 
-      EXPECT_TRUE(bits_equal(actual.scales, grid.scales));
-      EXPECT_TRUE(bits_equal(actual.codes, codes));
-      EXPECT_EQ(actual.loss, test::reference_loss(streams.view(), options, grid, codes));
+      EXPECT_TRUE(bits_equal(actual.scales, expected.grid.scales));
+      EXPECT_TRUE(bits_equal(actual.codes, expected.codes));
+      EXPECT_EQ(actual.loss,
+                test::reference_loss(streams.view(), options, expected.grid, expected.codes));
     });
   }
 }
@@ -135,26 +154,20 @@ TEST(Q4KGridSteps, EqualPlainLoopsBitForBit) {
     options.grid = GridKind::kQ4K;
     options.symmetric = symmetric;
     const TwoStreams streams(rows, columns, 47, options);
-    const ReferenceFactor factor = test::reference_factor(streams.problem.hessian, options);
-    const auto target = test::reference_target(streams.view(), options, factor);
-    LayerProblem aim = streams.view();
-    aim.weights = target;
-    ReferenceGrid grid = test::reference_grid(aim, options);
-    const Grid chosen = make_grid(aim, options);
-    EXPECT_TRUE(bits_equal(chosen.scales, grid.scales));
-    for (size_t g = 0; g < grid.lattices.size(); ++g) {
-      EXPECT_EQ(chosen.zero_points[g], grid.zero_points[g]) << g;
-      EXPECT_EQ(chosen.shared[g].unit, grid.lattices[g].unit) << g;
-      EXPECT_EQ(chosen.shared[g].ratio, grid.lattices[g].ratio) << g;
+    const PlainLoops expected(streams, options);
+    const Grid chosen = make_grid(expected.aim(streams), options);
+    EXPECT_TRUE(bits_equal(chosen.scales, expected.chosen.scales));
+    for (size_t g = 0; g < expected.chosen.lattices.size(); ++g) {
+      EXPECT_EQ(chosen.zero_points[g], expected.chosen.zero_points[g]) << g;
+      EXPECT_EQ(chosen.shared[g].unit, expected.chosen.lattices[g].unit) << g;
+      EXPECT_EQ(chosen.shared[g].ratio, expected.chosen.lattices[g].ratio) << g;
     }
-    std::vector<uint8_t> codes = test::reference_gptq(aim, options, grid, factor);
-    test::reference_refine(streams.view(), options, factor, target, grid, codes);
 
     with_every_isa([&] {
       const LayerResult actual = quantize_linear(streams.view(), options);
 
-      EXPECT_TRUE(bits_equal(actual.scales, grid.scales));
-      EXPECT_TRUE(bits_equal(actual.codes, codes));
+      EXPECT_TRUE(bits_equal(actual.scales, expected.grid.scales));
+      EXPECT_TRUE(bits_equal(actual.codes, expected.codes));
     });
   }
 }
