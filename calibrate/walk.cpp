@@ -235,22 +235,32 @@ std::vector<int64_t> StreamWalk::routed_counts(const CaptureStop& stop, int n_ex
   return counts;
 }
 
+StreamWalk::RoutedBatch StreamWalk::routed_batch(const CaptureStop& stop, int64_t batch,
+                                                 RoutedScratch& scratch) const {
+  return {values(stop.input).view(batch, scratch.values),
+          values(stop.routes).view(batch, scratch.ids),
+          static_cast<size_t>(program_->registers[static_cast<size_t>(stop.routes.index)].columns),
+          static_cast<size_t>(stop.columns), stop.slots > 1};
+}
+
+std::span<const float> StreamWalk::RoutedBatch::row_of(size_t token, int expert) const {
+  const auto own = ids.subspan(token * top_k, top_k);
+  const auto found = std::find(own.begin(), own.end(), static_cast<float>(expert));
+  if (found == own.end()) return {};
+  const auto slot = static_cast<size_t>(found - own.begin());
+  return values.subspan((row_per_slot ? token * top_k + slot : token) * columns, columns);
+}
+
 void StreamWalk::for_routed_rows(const CaptureStop& stop, int expert,
                                  const std::function<void(const float*, int64_t)>& body) const {
-  const int64_t top_k = program_->registers[static_cast<size_t>(stop.routes.index)].columns;
-  std::vector<float> scratch;
-  std::vector<float> id_scratch;
+  RoutedScratch scratch;
   std::vector<float> rows;
   for (int64_t b = 0; b < n_batches(); ++b) {
-    const std::span<const float> x = values(stop.input).view(b, scratch);
-    const std::span<const float> ids = values(stop.routes).view(b, id_scratch);
+    const RoutedBatch batch = routed_batch(stop, b, scratch);
     rows.clear();
-    for (size_t at = 0; at < ids.size(); ++at) {
-      if (static_cast<int>(ids[at]) != expert) continue;
-      const auto place = static_cast<int64_t>(at);
-      const int64_t row = stop.slots == 1 ? place / top_k : place;
-      const auto first = x.begin() + row * stop.columns;
-      rows.insert(rows.end(), first, first + stop.columns);
+    for (size_t token = 0; token < static_cast<size_t>(batch_rows(b)); ++token) {
+      const auto row = batch.row_of(token, expert);
+      rows.insert(rows.end(), row.begin(), row.end());
     }
     if (!rows.empty()) body(rows.data(), static_cast<int64_t>(rows.size()) / stop.columns);
   }
@@ -269,38 +279,23 @@ Hessian StreamWalk::routed_hessian(const CaptureStop& stop, int expert,
 void StreamWalk::for_common_rows(
     const StreamWalk& rows, const CaptureStop& stop, int expert,
     const std::function<void(const float*, const float*, int64_t)>& body) const {
-  const auto top_k =
-      static_cast<size_t>(program_->registers[static_cast<size_t>(stop.routes.index)].columns);
-  const StreamWalk* walks[] = {&rows, this};
-  std::vector<float> value_scratch[2];
-  std::vector<float> id_scratch[2];
-  std::vector<float> gathered[2];
+  RoutedScratch x_scratch;
+  RoutedScratch y_scratch;
+  std::vector<float> x;
+  std::vector<float> y;
   for (int64_t b = 0; b < n_batches(); ++b) {
-    std::span<const float> x[2];
-    std::span<const float> ids[2];
-    for (size_t w = 0; w < 2; ++w) {
-      x[w] = walks[w]->values(stop.input).view(b, value_scratch[w]);
-      ids[w] = walks[w]->values(stop.routes).view(b, id_scratch[w]);
-      gathered[w].clear();
-    }
+    const RoutedBatch x_batch = rows.routed_batch(stop, b, x_scratch);
+    const RoutedBatch y_batch = routed_batch(stop, b, y_scratch);
+    x.clear();
+    y.clear();
     for (size_t token = 0; token < static_cast<size_t>(batch_rows(b)); ++token) {
-      size_t slots[2];
-      for (size_t w = 0; w < 2; ++w) {
-        const auto own = ids[w].subspan(token * top_k, top_k);
-        const auto found = std::find(own.begin(), own.end(), static_cast<float>(expert));
-        slots[w] = static_cast<size_t>(found - own.begin());
-      }
-      if (slots[0] == top_k || slots[1] == top_k) continue;
-      for (size_t w = 0; w < 2; ++w) {
-        const size_t row = stop.slots == 1 ? token : token * top_k + slots[w];
-        const auto columns = static_cast<size_t>(stop.columns);
-        const auto values = x[w].subspan(row * columns, columns);
-        gathered[w].insert(gathered[w].end(), values.begin(), values.end());
-      }
+      const auto x_row = x_batch.row_of(token, expert);
+      const auto y_row = y_batch.row_of(token, expert);
+      if (x_row.empty() || y_row.empty()) continue;
+      x.insert(x.end(), x_row.begin(), x_row.end());
+      y.insert(y.end(), y_row.begin(), y_row.end());
     }
-    if (gathered[0].empty()) continue;
-    body(gathered[0].data(), gathered[1].data(),
-         static_cast<int64_t>(gathered[0].size()) / stop.columns);
+    if (!x.empty()) body(x.data(), y.data(), static_cast<int64_t>(x.size()) / stop.columns);
   }
 }
 

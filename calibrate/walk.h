@@ -99,6 +99,22 @@ class StreamWalk {
     int64_t first_window = 0;
     int64_t n_windows = 0;
   };
+  struct RoutedScratch {
+    std::vector<float> values;
+    std::vector<float> ids;
+  };
+  /// What a batch captured at a stop with routes: `ids` (tokens, top_k), and values with a row for
+  /// each token or for each of its slots.
+  struct RoutedBatch {
+    std::span<const float> values;
+    std::span<const float> ids;
+    size_t top_k = 0;
+    size_t columns = 0;
+    bool row_per_slot = false;
+    /// The row of `token` that the expert reads; empty if it is sent elsewhere.
+    std::span<const float> row_of(size_t token, int expert) const;
+  };
+  RoutedBatch routed_batch(const CaptureStop& stop, int64_t batch, RoutedScratch& scratch) const;
   /// Calls body(x, y, n_rows) for each batch with what the expert reads of the tokens that `rows`
   /// and this walk both send to it: x in `rows`, y here.
   void for_common_rows(const StreamWalk& rows, const CaptureStop& stop, int expert,
