@@ -17,11 +17,12 @@ cmake --preset asan >/dev/null
 cmake --build "$build" --target fuzzers
 mkdir -p "$out/findings"
 
-# The unhurried limits are for machines that do other work beside this.
+# One allocation may take 64 MiB and a little, for inputs have some KB. The other limits are
+# unhurried, for machines that do other work beside this.
 fuzz() {
   local name=$1 log=$out/$1.log seeds=tests/data/fuzz/$1
-  local options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1
-                 -verbosity=0 -artifact_prefix="$out/findings/$name-")
+  local options=(-max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -malloc_limit_mb=65
+                 -print_final_stats=1 -verbosity=0 -artifact_prefix="$out/findings/$name-")
   if [[ -f $seeds.dict ]]; then options+=(-dict="$seeds.dict"); fi
   mkdir -p "$out/corpus/$name"
   if ! "$build/tests/fuzz/${name}_fuzz" "${options[@]}" "$out/corpus/$name" "$seeds" \
