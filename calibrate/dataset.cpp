@@ -13,6 +13,7 @@
 #include "convert/core/sha256.h"
 #include "convert/safetensors.h"
 #include "convert/tokenizer.h"
+#include "convert/tokenizer/unicode.h"
 
 namespace assay {
 namespace {
@@ -153,6 +154,7 @@ TokenWindows load_jsonl(const std::string& path, const WindowSizes& sizes, int64
 TokenWindows load_text(const std::string& path, const WindowSizes& sizes, int64_t vocab_size,
                        const TextEncoder& encoder) {
   const std::string text = read_text_file(path);
+  tokenization::require_utf8(text, path);
   Cutter cutter(path, sizes, vocab_size);
   cutter.add<int32_t>(encoder.encode(text), path);
   return cutter.finish(encoder.bos_id);
@@ -246,6 +248,9 @@ TokenWindows load_calibration(const std::string& path, const DatasetOptions& opt
   const WindowSizes sizes = sizes_of(options, kDefaultWindowLength);
   if (ends_with_ignoring_case(path, ".jsonl")) {
     return load_jsonl(path, sizes, vocab_size, encoder());
+  }
+  if (ends_with_ignoring_case(path, ".json")) {
+    throw UnsupportedError(path + ": expected text, or a .jsonl with one object a line");
   }
   return load_text(path, sizes, vocab_size, encoder());
 }

@@ -58,7 +58,8 @@ inline constexpr int64_t kDefaultWindowLength = 1024;
 ///                 rendered by the model's chat template, without a generation prompt
 ///   .npy, .safetensors   ids (tensor `token_ids`, `input_ids` or the only one); a row of the
 ///                 wanted length is a window as it stands, rows of another length are documents
-///   anything else  text, one document
+///   .json          refused: it would be taken as text
+///   anything else  text in UTF-8, one document
 /// Documents are encoded, put one after another and cut into windows without overlap; the first id
 /// of each window is overwritten by BOS where the post-processor puts one in front. What is left
 /// over after the last whole window is not used. Throws FormatError with file and line, UsageError

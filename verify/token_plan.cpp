@@ -13,6 +13,7 @@
 #include "convert/core/json.h"
 #include "convert/gguf.h"
 #include "convert/safetensors.h"
+#include "convert/tokenizer/unicode.h"
 
 namespace assay {
 namespace {
@@ -128,7 +129,7 @@ std::optional<Tokenizer> own_tokenizer(const Side& side) {
 
 EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanOptions& options,
                                   int64_t n_windows) {
-  const std::string text = read_text_file(options.text_file);
+  const std::string text = read_evaluation_text(options.text_file);
   const auto cut = [&](const Tokenizer& tokenizer) {
     return windows_of_text(tokenizer, text, options.window_length, n_windows);
   };
@@ -275,6 +276,12 @@ Tokenizer open_tokenizer(const std::string& path) {
   if (std::filesystem::is_directory(path)) return Tokenizer::from_folder(path);
   if (path.ends_with(".gguf")) return Tokenizer::from_gguf(GgufFile::open(path).metadata(), path);
   return Tokenizer::from_file(path);
+}
+
+std::string read_evaluation_text(const std::string& path) {
+  std::string text = read_text_file(path);
+  tokenization::require_utf8(text, path);
+  return text;
 }
 
 EvaluationWindows windows_of_text(const Tokenizer& tokenizer, const std::string& text,

@@ -47,6 +47,9 @@ TokenPlan plan_tokens(const Side& a, const Side& b, const TokenPlanOptions& opti
 EvaluationWindows read_windows(const std::string& path, int64_t window_length, int64_t n_windows,
                                std::optional<int32_t> bos_id);
 
+/// The text of a file. Throws FormatError if it is no UTF-8.
+std::string read_evaluation_text(const std::string& path);
+
 /// Encodes a text and cuts it: the post-processor's first special id is the BOS of every window.
 EvaluationWindows windows_of_text(const Tokenizer& tokenizer, const std::string& text,
                                   int64_t window_length, int64_t n_windows);

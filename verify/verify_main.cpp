@@ -129,7 +129,7 @@ void add_text_windows(const Arguments& arguments, const Checkpoint& checkpoint,
   if (!tokens.text_file.empty()) {
     const Tokenizer tokenizer =
         open_tokenizer(tokens.tokenizer.empty() ? checkpoint.path() : tokens.tokenizer);
-    options.windows = windows_of_text(tokenizer, read_text_file(tokens.text_file),
+    options.windows = windows_of_text(tokenizer, read_evaluation_text(tokens.text_file),
                                       tokens.window_length, n_windows);
     options.text_name = std::filesystem::path(tokens.text_file).filename().string();
   } else if (!tokens.token_ids_file.empty()) {

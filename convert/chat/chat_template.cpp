@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <chrono>
 #include <utility>
 
 #include "convert/core/error.h"
@@ -40,9 +41,11 @@ Date parse_date(const std::string& text) {
     const std::string_view view = text;
     date = {read_number(view.substr(0, 4)), read_number(view.substr(5, 2)),
             read_number(view.substr(8, 2))};
-    if (date.year >= 0 && date.month >= 1 && date.month <= 12 && date.day >= 1 && date.day <= 31) {
-      return date;
-    }
+    const std::chrono::year_month_day day(std::chrono::year(date.year),
+                                          std::chrono::month(static_cast<unsigned>(date.month)),
+                                          std::chrono::day(static_cast<unsigned>(date.day)));
+    const bool numbers = date.year >= 0 && date.month >= 0 && date.day >= 0;
+    if (numbers && day.ok()) return date;  // not the 30th of February
   }
   throw UsageError(fmt::format("\"{}\" is no date; expected one like 2026-01-31", text));
 }
@@ -60,9 +63,7 @@ ChatTemplate::~ChatTemplate() = default;
 ChatTemplate ChatTemplate::parse(std::string_view text, std::string source) {
   auto program = std::make_unique<Program>();
   program->source.name = std::move(source);
-  if (const size_t valid = tokenization::valid_utf8_prefix(text); valid != text.size()) {
-    throw FormatError(fmt::format("{}: byte {} is not valid UTF-8", program->source.name, valid));
-  }
+  tokenization::require_utf8(text, program->source.name);
   if (text.size() > kMaxTemplateBytes) {
     throw UnsupportedError(fmt::format("{}: a template of {} bytes; at most {} are read",
                                        program->source.name, text.size(), kMaxTemplateBytes));

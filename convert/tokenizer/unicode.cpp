@@ -1,9 +1,13 @@
 #include "convert/tokenizer/unicode.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <iterator>
 #include <vector>
+
+#include "convert/core/error.h"
 
 namespace assay::tokenization {
 namespace {
@@ -116,6 +120,13 @@ size_t valid_utf8_prefix(std::string_view text) {
     at += length;
   }
   return at;
+}
+
+void require_utf8(std::string_view text, std::string_view source) {
+  const size_t valid = valid_utf8_prefix(text);
+  if (valid == text.size()) return;
+  throw FormatError(
+      fmt::format("{}: byte {} is not valid UTF-8; expected a text in UTF-8", source, valid));
 }
 
 void append_lossy_utf8(std::string& text, std::string_view bytes) {

@@ -50,6 +50,10 @@ void append_utf8(std::string& text, uint32_t code);
 
 /// Bytes of the longest valid prefix; `text.size()` if all is valid.
 size_t valid_utf8_prefix(std::string_view text);
+/// Throws FormatError with the offset of the first byte that is no UTF-8. For texts that are to be
+/// encoded: the encoder puts U+FFFD in the place of such bytes, so that a file of another kind
+/// would pass as a text.
+void require_utf8(std::string_view text, std::string_view source);
 /// Appends `bytes` with every maximal part of an ill-formed sequence replaced by one U+FFFD
 /// (Unicode 16, §3.9, "substitution of maximal subparts").
 void append_lossy_utf8(std::string& text, std::string_view bytes);

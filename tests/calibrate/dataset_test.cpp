@@ -43,6 +43,18 @@ TokenWindows load(const std::string& path, const DatasetOptions& options = {}) {
   return load_calibration(path, options, kVocabulary, [] { return byte_encoder(); });
 }
 
+TEST(Dataset, RefusesWhatIsNoTextInsteadOfEncodingIt) {
+  const test::TemporaryDirectory folder;
+  const std::string parquet = folder.write("data.parquet", std::string("PAR1\x15\x04\xff\x00", 8)),
+                    json = folder.write("data.json", R"([{"text": "abcdefgh"}])");
+
+  EXPECT_THAT(
+      [&] { load(parquet, {.window_length = 2}); },
+      testing::ThrowsMessage<FormatError>(HasSubstr("data.parquet: byte 6 is not valid UTF-8")));
+  EXPECT_THAT([&] { load(json, {.window_length = 2}); },
+              testing::ThrowsMessage<UnsupportedError>(HasSubstr("one object a line")));
+}
+
 TEST(Dataset, CutsDocumentsIntoWindowsAndPutsBosAtTheirHeads) {
   const test::TemporaryDirectory folder;
   const std::string path = folder.write("data.jsonl",

@@ -293,6 +293,7 @@ TEST(ChatTemplate, KnowsTheDateOnlyWhereItIsGiven) {
             "2026-01-31");
   EXPECT_THROW(parse_date("31.1.2026"), UsageError);
   EXPECT_THROW(parse_date("2026-13-01"), UsageError);
+  EXPECT_THROW(parse_date("2026-02-30"), UsageError);
 }
 
 }  // namespace
