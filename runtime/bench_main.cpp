@@ -25,7 +25,10 @@ struct Plan {
 struct Measurement {
   std::vector<double> seconds;  // per repeat, ascending
   std::string logits_sha256;    // of the last logits, equal in every repeat
-  double median() const { return seconds[seconds.size() / 2]; }
+  double median() const {
+    const size_t n = seconds.size();
+    return n % 2 == 1 ? seconds[n / 2] : (seconds[n / 2 - 1] + seconds[n / 2]) / 2.0;
+  }
 };
 
 /// Token ids that depend on the count alone.
@@ -199,6 +202,9 @@ ExitCode run_bench(const Arguments& arguments, Terminal& terminal) {
   }
   Plan plan;
   plan.decode = what == "decode";
+  if (!plan.decode && arguments.flag("nodes")) {
+    throw UsageError("--nodes belongs to bench decode");
+  }
   plan.n_tokens = arguments.given("tokens") ? arguments.integer("tokens") : plan.decode ? 64 : 512;
   plan.depth = arguments.integer("depth");
   plan.repeats = arguments.integer("repeats");
@@ -210,7 +216,6 @@ ExitCode run_bench(const Arguments& arguments, Terminal& terminal) {
   const Measurement run = measure(*executor, plan, terminal);
   Json result = bench_json(*executor, plan, run);
   if (arguments.flag("nodes")) {
-    if (!plan.decode) throw UsageError("--nodes belongs to bench decode");
     const Json* bound = result.find("read_bandwidth_gb_per_s");
     result.set("nodes", nodes_json(*executor, bound == nullptr ? 0.0 : bound->as_number()));
   }
@@ -229,14 +234,16 @@ std::vector<Option> bench_command_options() {
        .value_name = "N",
        .help = "Tokens per repeat; by default 64 for decode and 512 for prefill.",
        .group = "Measurement",
-       .minimum = 1},
+       .minimum = 1,
+       .maximum = 1 << 30},
       {.name = "depth",
        .kind = ValueKind::kInteger,
        .value_name = "N",
        .default_value = "0",
        .help = "Tokens that the KV cache holds before the clock starts.",
        .group = "Measurement",
-       .minimum = 0},
+       .minimum = 0,
+       .maximum = 1 << 30},
       {.name = "repeats",
        .short_name = 'r',
        .kind = ValueKind::kInteger,

@@ -1,7 +1,6 @@
 #include "runtime/cpu_executor.h"
 
 #include <algorithm>
-#include <map>
 #include <string>
 
 #include "convert/core/error.h"

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <iterator>
 
@@ -10,6 +11,7 @@
 #include "convert/core/sha256.h"
 #include "convert/core/version.h"
 #include "convert/tokenizer.h"
+#include "convert/tokenizer/unicode.h"
 #include "runtime/commands.h"
 #include "runtime/decoder.h"
 #include "runtime/run_options.h"
@@ -31,13 +33,22 @@ std::optional<Tokenizer> open_tokenizer(const Arguments& arguments, const Checkp
   return Tokenizer::from_folder(checkpoint.path());
 }
 
+/// The bytes of a file, of a pipe (as the shell's <(…) makes it), or of standard input (-).
+std::string read_input(const std::string& path) {
+  if (path != "-" && !std::filesystem::is_fifo(path)) return read_text_file(path);
+  std::ifstream pipe;
+  if (path != "-") pipe.open(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(path == "-" ? std::cin : pipe), {}};
+}
+
 /// The prompt as bytes, exactly as given: no escapes are expanded, nothing is stripped (cases B21,
 /// B26).
 std::string read_prompt(const Arguments& arguments) {
-  if (arguments.given("prompt")) return arguments.text("prompt");
-  const std::string path = arguments.text("prompt-file");
-  if (path != "-") return read_text_file(path);
-  return {std::istreambuf_iterator<char>(std::cin), std::istreambuf_iterator<char>()};
+  const char* option = arguments.given("prompt") ? "prompt" : "prompt-file";
+  const std::string value = arguments.text(option);
+  std::string prompt = arguments.given("prompt") ? value : read_input(value);
+  tokenization::require_utf8(prompt, arguments.given("prompt") ? "--prompt" : value);
+  return prompt;
 }
 
 void check_sources(const Arguments& arguments) {
@@ -92,13 +103,20 @@ struct Conversation {
 Conversation read_conversation(const Arguments& arguments) {
   Conversation conversation;
   if (const auto path = arguments.optional_text("messages")) {
-    const std::string text = *path == "-"
-                                 ? std::string(std::istreambuf_iterator<char>(std::cin), {})
-                                 : read_text_file(*path);
-    Json json = parse_json(text, *path == "-" ? "standard input" : *path);
+    const std::string source = *path == "-" ? "standard input" : *path;
+    Json json = parse_json(read_input(*path), source);
     if (json.is_object()) {
+      const Json* messages = json.find("messages");
+      if (messages == nullptr) {
+        throw FormatError(source +
+                          ": expected an array of messages, or an object with the keys "
+                          "messages and tools");
+      }
+      conversation.messages = *messages;
       if (const Json* tools = json.find("tools")) conversation.tools = *tools;
-      conversation.messages = json.at("messages");
+      if (!conversation.tools.is_null() && !conversation.tools.is_array()) {
+        throw FormatError(source + ": tools: expected an array of objects");
+      }
     } else {
       conversation.messages = std::move(json);
     }
@@ -114,6 +132,25 @@ Conversation read_conversation(const Arguments& arguments) {
   return conversation;
 }
 
+/// What the template knows beside the conversation.
+Json template_variables(const std::string& text) {
+  Json variables;
+  try {
+    variables = parse_json(text, "--template-variables");
+  } catch (const FormatError& error) {
+    throw UsageError(error.what());
+  }
+  if (!variables.is_object()) throw UsageError("--template-variables: expected a JSON object");
+  for (const char* name : {"messages", "tools"}) {
+    if (variables.find(name) == nullptr) continue;
+    throw UsageError(
+        fmt::format("--template-variables: \"{}\" belongs to the conversation; it comes from "
+                    "--messages FILE",
+                    name));
+  }
+  return variables;
+}
+
 /// A rendered conversation: case B24, its messages cannot become special tokens.
 struct Prompt {
   std::vector<int32_t> ids;
@@ -127,10 +164,7 @@ Prompt render_chat(const Arguments& arguments, const Checkpoint& checkpoint,
   chat::RenderOptions options;
   if (arguments.given("date")) options.date = chat::parse_date(arguments.text("date"));
   if (const auto variables = arguments.optional_text("template-variables")) {
-    options.variables = parse_json(*variables, "--template-variables");
-    if (!options.variables.is_object()) {
-      throw UsageError("--template-variables: expected a JSON object");
-    }
+    options.variables = template_variables(*variables);
   }
   const chat::Text text =
       chat::render(chat_template, tokenizer, conversation.messages, conversation.tools, options);
@@ -178,7 +212,7 @@ std::vector<int32_t> stop_ids(const Arguments& arguments, const ModelSpec& spec,
   return ids;
 }
 
-GenerateOptions generate_options(const Arguments& arguments) {
+GenerateOptions generate_options(const Arguments& arguments, Terminal& terminal) {
   GenerateOptions options;
   options.max_new_tokens = arguments.integer("max-new-tokens");
   options.sampling = {.temperature = static_cast<float>(arguments.number("temperature")),
@@ -187,6 +221,13 @@ GenerateOptions generate_options(const Arguments& arguments) {
                       .min_p = static_cast<float>(arguments.number("min-p")),
                       .seed = static_cast<uint64_t>(arguments.integer("seed"))};
   check_sampling_options(options.sampling);
+  for (const char* name : {"top-k", "top-p", "min-p", "seed"}) {
+    if (options.sampling.temperature > 0.0f || !arguments.given(name)) continue;
+    terminal.log(LogLevel::kWarning,
+                 fmt::format("--{} changes nothing at --temperature 0, which always takes the "
+                             "likeliest token",
+                             name));
+  }
   return options;
 }
 
@@ -267,7 +308,7 @@ Json result_json(const Generation& run, const Prompt& prompt, const Printer& pri
 
 ExitCode run_generate(const Arguments& arguments, Terminal& terminal) {
   check_sources(arguments);
-  GenerateOptions options = generate_options(arguments);
+  GenerateOptions options = generate_options(arguments, terminal);
   const auto checkpoint = open_checkpoint(arguments.text("MODEL"), terminal);
   const ModelSpec& spec = checkpoint->spec();
   const std::optional<Tokenizer> tokenizer = open_tokenizer(arguments, *checkpoint);
@@ -307,7 +348,7 @@ std::vector<Option> generate_command_options() {
        .short_name = 'f',
        .kind = ValueKind::kPath,
        .value_name = "FILE",
-       .help = "File whose bytes are the prompt; - reads standard input.",
+       .help = "File or pipe whose bytes are the prompt; - reads standard input.",
        .group = "Input"},
       {.name = "token-ids",
        .value_name = "IDS",

@@ -1,5 +1,7 @@
 #include "runtime/sampling.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -96,7 +98,7 @@ std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<u
 
 void check_sampling_options(const SamplingOptions& options) {
   const auto refuse = [](const std::string& name, double value, const char* expected) {
-    throw UsageError("--" + name + ": found " + std::to_string(value) + ", expected " + expected);
+    throw UsageError(fmt::format("--{}: found {}, expected {}", name, value, expected));
   };
   if (!(options.temperature >= 0.0f) || is_not_finite(options.temperature)) {
     refuse("temperature", options.temperature, "0 (greedy) or a positive number");

@@ -186,6 +186,19 @@ TEST_F(Generate, RefusesNoPromptSeveralPromptsAndBadIds) {
   EXPECT_EQ(generate({"-p", "a", "--top-p", "0"}).exit_code, 2);
   EXPECT_EQ(run({"generate", folder_.file("nothing"), "-p", "a"}).exit_code, 3);
   EXPECT_EQ(generate({"-p", "a", "--device", "tpu"}).exit_code, 2);
+  EXPECT_EQ(generate({"-p", "a\xff"}).exit_code, 3);
+  EXPECT_THAT(generate({"-f", folder_.write("bytes", "ab\xff")}).error,
+              HasSubstr("bytes: byte 2 is not valid UTF-8"));
+}
+
+TEST_F(Generate, SaysWhichOptionsOfADrawChangeNothing) {
+  const RunResult greedy = generate({"-p", "a", "-n", "1", "--top-k", "5", "--seed", "3"});
+  const RunResult drawn =
+      generate({"-p", "a", "-n", "1", "--top-k", "5", "--seed", "3", "--temperature", "0.5"});
+
+  EXPECT_THAT(greedy.error, HasSubstr("--top-k changes nothing at --temperature 0"));
+  EXPECT_THAT(greedy.error, HasSubstr("--seed changes nothing"));
+  EXPECT_EQ(drawn.error, "");
 }
 
 TEST_F(Generate, TheSameSeedDrawsTheSameTokens) {
@@ -216,6 +229,21 @@ TEST_F(Generate, BenchReportsRatesAndTheHashOfTheLogits) {
   EXPECT_TRUE(d.at("nodes").as_array().empty());  // the CPU has none
   EXPECT_GT(p.at("giga_products_per_s").as_number(), 0.0);
   EXPECT_EQ(run({"bench", "train", model_}).exit_code, 2);
+  EXPECT_EQ(run({"bench", "prefill", model_, "--nodes"}).exit_code, 2);
+  const std::string most = "9223372036854775807";  // sums of such numbers overflow
+  EXPECT_EQ(run({"bench", "decode", model_, "--tokens", most, "--depth", most}).exit_code, 2);
+  EXPECT_EQ(generate({"-p", "a", "-c", most}).exit_code, 2);
+}
+
+TEST_F(Generate, BenchTakesTheMeanOfTheTwoMiddleTimes) {
+  const RunResult result = run({"bench", "decode", model_, "--tokens", "2", "-r", "2", "--json"});
+
+  ASSERT_EQ(result.exit_code, 0) << result.error;
+  const Json json = parse_json(result.out, "bench");
+  const double least = json.at("tokens_per_s_min").as_number(),
+               most = json.at("tokens_per_s_max").as_number();
+  const double mean_seconds = (1.0 / least + 1.0 / most) / 2.0;
+  EXPECT_NEAR(json.at("tokens_per_s").as_number() * mean_seconds, 1.0, 1e-9);
 }
 
 TEST_F(Generate, ChatRendersMessagesByTheTemplate) {
@@ -252,6 +280,26 @@ TEST_F(Generate, ChatIsRefusedWithoutATemplateAndWithOptionsOfPlainPrompts) {
   EXPECT_EQ(generate({"--system", "x", "-p", "a"}).exit_code, 2);
   EXPECT_EQ(generate({"--chat", "-p", "a", "--messages", path}).exit_code, 2);
   EXPECT_EQ(generate({"--chat", "-p", "a", "--chat-template", path, "--date", "x"}).exit_code, 2);
+}
+
+TEST_F(Generate, ChatRefusesWhatIsNoConversation) {
+  const std::string path = folder_.write("t.jinja", "{{ messages[0].content }}");
+  const auto chat = [&](std::vector<std::string> words) {
+    words.insert(words.end(), {"--chat-template", path, "-n", "1"});
+    return generate(words);
+  };
+  const std::string misspelt = folder_.write("misspelt.json", R"({"message": []})"),
+                    tools = folder_.write("tools.json", R"({"tools": 3, "messages": [
+                        {"role": "user", "content": "a"}]})");
+
+  EXPECT_THAT(chat({"--messages", misspelt}).error, HasSubstr(misspelt + ": expected an array"));
+  EXPECT_THAT(chat({"--messages", tools}).error, HasSubstr(tools + ": tools: expected an array"));
+  for (const char* variables : {"{", "[]", R"({"messages": []})", R"({"tools": []})"}) {
+    const RunResult result = chat({"--chat", "-p", "a", "--template-variables", variables});
+
+    EXPECT_EQ(result.exit_code, 2) << variables;
+    EXPECT_THAT(result.error, HasSubstr("--template-variables")) << variables;
+  }
 }
 
 TEST(ParseTokenIds, TakesCommasSpacesAndLineEnds) {
