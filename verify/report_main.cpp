@@ -66,6 +66,7 @@ const Command& report_command() {
                    .help = "The HTML file. Default: report.html in RUN_DIR.",
                    .group = "Output",
                    .writes = true,
+                   .file_at_end = true,
                    .replaceable = ".html"}},
       .examples = {{"assay report model-W4A16", "Writes model-W4A16/report.html."},
                    {"assay report model-W4A16 --verify verify.json --out report.html",

@@ -14,6 +14,7 @@
 #include "convert/cli/signals.h"
 #include "convert/cli/stream_terminal.h"
 #include "convert/cli/suggest.h"
+#include "convert/core/file.h"
 #include "convert/core/overwrite.h"
 #include "convert/core/parallel.h"
 
@@ -59,7 +60,7 @@ void apply_threads(const Arguments& arguments, const Surroundings& surroundings)
   set_n_threads(static_cast<int>(n_threads));
 }
 
-/// No command may write over what it reads.
+/// No command may write over what it reads, or find at its end that it cannot write.
 void check_outputs(const Command& command, const OptionTable& table, const Arguments& arguments) {
   std::vector<OutputPath> outputs;
   Words inputs;
@@ -78,6 +79,11 @@ void check_outputs(const Command& command, const OptionTable& table, const Argum
     }
   }
   refuse_to_overwrite(outputs, inputs);
+  for (const Option& option : table.options()) {
+    if (option.file_at_end && arguments.given(option.name)) {
+      require_file_place(arguments.text(option.name));
+    }
+  }
 }
 
 /// One run of the program. The terminal is a member so that errors reach the log file too.

@@ -78,6 +78,23 @@ void ignore_file_size_signal() {
   static_cast<void>(done);
 }
 
+// What a link names is replaced, not the link. A device or a pipe would become a file when that
+// gets its name: /dev/null, say.
+std::string replaceable_path(const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::is_directory(status)) throw FileError(path + ": is a folder, expected a file to write");
+  if (fs::exists(status) && !fs::is_regular_file(status)) {
+    throw FileError(path + ": is no regular file, and a finished file cannot take its place; " +
+                    "choose another name");
+  }
+  if (!fs::is_symlink(path, error)) return path;
+  const fs::path real = fs::weakly_canonical(path, error);
+  if (error) fail_file(path, "is a link that cannot be followed", error.value());
+  return real.string();
+}
+
 std::string folder_of(const std::string& path) {
   const size_t slash = path.find_last_of('/');
   if (slash == std::string::npos) return ".";
@@ -184,7 +201,8 @@ double ByteReader::read_f64(std::string_view what) { return read_field<double>(*
 
 // ---- AtomicFile ----
 
-AtomicFile::AtomicFile(const std::string& path) : path_(path), temporary_(path + ".partial") {
+AtomicFile::AtomicFile(const std::string& path)
+    : path_(replaceable_path(path)), temporary_(path_ + ".partial") {
   ignore_file_size_signal();
   buffer_.reserve(kBufferBytes);
   open_temporary();
@@ -348,6 +366,17 @@ std::string contained_path(const std::string& folder, std::string_view name,
            "it");
   }
   return path;
+}
+
+void require_file_place(const std::string& path) {
+  const std::string folder = folder_of(replaceable_path(path));
+  if (!std::filesystem::is_directory(folder)) {
+    throw FileError(path + ": there is no folder " + folder +
+                    " to write into; make it, or choose " + "another name");
+  }
+  if (::access(folder.c_str(), W_OK | X_OK) != 0) {
+    fail_file(path, "no file can be created in " + folder, errno);
+  }
 }
 
 uint64_t available_bytes(const std::string& folder) {

@@ -59,11 +59,12 @@ class ByteReader {
 };
 
 /// Writes a file beside its final name (`<path>.partial`) and renames it on commit(). Without
-/// commit() the temporary file is removed. Every write, flush, fsync, close and rename is checked;
-/// FileError names the path and the reason. A full disk or quota or a file size limit is a
-/// ResourceError that says how many bytes were wanted. Two writers of one path exclude each other:
-/// the second gets a FileError. The calls go through core/file_system.h, where tests make them
-/// fail.
+/// commit() the temporary file is removed. Where the path is a link, what it names is replaced; a
+/// folder, device or pipe of that name is refused (FileError). Every write, flush, fsync, close and
+/// rename is checked; FileError names the path and the reason. A full disk or quota or a file size
+/// limit is a ResourceError that says how many bytes were wanted. Two writers of one path exclude
+/// each other: the second gets a FileError. The calls go through core/file_system.h, where tests
+/// make them fail.
 class AtomicFile {
  public:
   explicit AtomicFile(const std::string& path);
@@ -110,6 +111,9 @@ std::string contained_path(const std::string& folder, std::string_view name,
 
 /// Bytes that an unprivileged process can still write to the file system that holds `folder`.
 uint64_t available_bytes(const std::string& folder);
+/// To be called before long work at whose end an AtomicFile is written: FileError if `path` names
+/// something else than a regular file, or a folder that is not there or takes no new files.
+void require_file_place(const std::string& path);
 /// To be called before long work whose result goes into `folder`, which must exist: throws
 /// FileError if no file can be written there, ResourceError if fewer than `bytes` are free.
 void require_writable(const std::string& folder, uint64_t bytes);

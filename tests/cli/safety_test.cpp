@@ -113,6 +113,53 @@ TEST_F(Safety, ClosedStandardDescriptorsChangeNoByteOfAFile) {
   }
 }
 
+// /dev/null as the name of a file that nobody wants, written as root, would be a file from then on.
+TEST_F(Safety, DevicesAndPipesAreNotReplacedByFiles) {
+  ASSERT_EQ(shell("mkfifo pipe && ln -s /proc/self/fd/1 stdout && ln -s pipe linked").exit_code, 0);
+  for (const std::string name : {"pipe", "stdout", "linked"}) {
+    const ShellResult result = shell("assay verify-equivalence model model --json-out " + name +
+                                     " | cat; "
+                                     "exit ${PIPESTATUS[0]}");
+
+    EXPECT_EQ(result.exit_code, 3) << name;
+    EXPECT_THAT(result.error, HasSubstr(name + ": is no regular file")) << name;
+  }
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+  EXPECT_TRUE(std::filesystem::is_symlink(path("stdout")));
+  EXPECT_NE(shell("assay convert model --out pipe --force").exit_code, 0);
+  EXPECT_TRUE(std::filesystem::is_fifo(path("pipe")));
+}
+
+TEST_F(Safety, AnOutputThatHasNoPlaceIsSeenBeforeTheWork) {
+  shell("cp model/tokenizer.json text; mkdir folder.npy");
+  for (const char* command : {
+           "assay verify-equivalence model model --json-out no/verdict.json",
+           "assay verify-equivalence model model --junit no/verdict.xml",
+           "assay calibrate model --data text --window-length 8 --out no/ids.npy",
+           "assay calibrate model --data text --window-length 8 --out folder.npy",
+           "assay calibrate model --data text --window-length 8 --imatrix-out no/imatrix.gguf",
+           "assay report model --out no/report.html",
+       }) {
+    const ShellResult result = shell(command);
+
+    EXPECT_EQ(result.exit_code, 3) << command;
+    EXPECT_THAT(result.error,
+                testing::StartsWith("error: "))  // and no line of progress before it
+        << command;
+    EXPECT_THAT(result.error, testing::AnyOf(HasSubstr("there is no folder no to write into"),
+                                             HasSubstr("is a folder, expected a file")))
+        << command;
+  }
+}
+
+TEST_F(Safety, APromptMayComeThroughAPipe) {
+  const ShellResult piped = shell("assay generate model -n 4 -f <(printf abc)"),
+                    given = shell("assay generate model -n 4 -p abc");
+
+  EXPECT_EQ(piped.exit_code, 0) << piped.error;
+  EXPECT_EQ(piped.out, given.out);
+}
+
 // ---- damage to a result ----
 
 class Damage : public Safety {

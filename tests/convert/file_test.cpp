@@ -146,6 +146,28 @@ TEST(AtomicFile, RefusesASecondWriterAndALink) {
   EXPECT_EQ(read_text_file(victim), "precious");
 }
 
+TEST(AtomicFile, ReplacesWhatALinkNames) {
+  const TemporaryDirectory folder;
+  const std::string target = folder.write("target", "old");
+  std::filesystem::create_symlink("target", folder.file("link"));
+
+  write_text_file(folder.file("link"), "new");
+
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
+  EXPECT_EQ(read_text_file(target), "new");
+}
+
+TEST(AtomicFile, RefusesAFolderAndAPipe) {
+  const TemporaryDirectory folder;
+  std::filesystem::create_directory(folder.file("folder"));
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+
+  EXPECT_THAT([&] { AtomicFile file(folder.file("folder")); },
+              ThrowsMessage<FileError>(HasSubstr("folder: is a folder")));
+  EXPECT_THAT([&] { AtomicFile file(folder.file("pipe")); },
+              ThrowsMessage<FileError>(HasSubstr("pipe: is no regular file")));
+}
+
 TEST(AtomicFile, GoesOnAfterInterruptionsAndShortWrites) {
   const TemporaryDirectory folder;
   const CallGuard guard;
