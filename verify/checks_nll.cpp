@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
@@ -115,6 +116,15 @@ struct ArgmaxFlips {
   }
 };
 
+/// Window and position of a row of all windows, one after another; they may have other lengths.
+std::pair<size_t, int64_t> place_of_row(const EvaluationWindows& windows, int64_t row) {
+  size_t window = 0;
+  while (row >= static_cast<int64_t>(windows.windows[window].size())) {
+    row -= static_cast<int64_t>(windows.windows[window++].size());
+  }
+  return {window, row};
+}
+
 bool beyond(double size, const std::optional<double>& limit) { return limit && !(size <= *limit); }
 
 void judge(const NllComparison& found, const ArgmaxFlips& flips, bool equal_bits,
@@ -199,10 +209,9 @@ Check check_nll(Side& a, Side& b, const EvaluationWindows& windows, const Policy
     const LogitsComparison logits = pair->finish();
     equal_bits = equal_bits && logits.equal();
     if (policy.bitwise && !logits.equal()) {
-      const int64_t row = logits.first->row;
-      const int64_t window = row / windows.window_length;
-      check.details.push_back(fmt::format("window {}, position {}: {}", window,
-                                          row % windows.window_length, logits.first_difference()));
+      const auto [window, position] = place_of_row(windows, logits.first->row);
+      check.details.push_back(
+          fmt::format("window {}, position {}: {}", window, position, logits.first_difference()));
     }
     check.data.set("logits", logits.to_json());
   }

@@ -93,6 +93,32 @@ void drop_greedy_without_room(int64_t room, int64_t n_new_tokens, TokenPlan& pla
   });
 }
 
+/// A limit that no figure is held against would let every model pass.
+void require_figures_for_limits(const Side& a, const Side& b, const EquivalenceOptions& options,
+                                const TokenPlan& plan) {
+  const PolicyRequest& limits = options.policy;
+  if (limits.max_logit_difference && !options.logits) {
+    throw UsageError("--max-logit-difference judges the logits: leave out --skip logits");
+  }
+  const std::string_view name = limits.max_kld                     ? "--max-kld"
+                                : limits.max_delta_nll             ? "--max-delta-nll"
+                                : limits.max_window_nll_difference ? "--max-window-nll-difference"
+                                                                   : "";
+  if (name.empty()) return;
+  if (!options.nll) throw UsageError(fmt::format("{} judges the NLL: leave out --skip nll", name));
+  const bool bundle = a.is_bundle() || b.is_bundle();
+  if (!plan.windows) {
+    throw UsageError(fmt::format("{} is a limit over windows of text, and there are none: {}", name,
+                                 bundle ? "take reference bundles that have an nll.json"
+                                        : "add --text FILE or --token-ids FILE"));
+  }
+  if (limits.max_kld && bundle) {
+    throw UsageError(
+        "--max-kld needs the distributions of two models, which a reference bundle does not hold: "
+        "compare the models, or use --max-delta-nll");
+  }
+}
+
 /// What the models are fed, and what room that takes.
 struct Work {
   TokenPlan plan;
@@ -100,15 +126,58 @@ struct Work {
   ExecutorOptions executor;
 };
 
+bool runs_greedy(const EquivalenceOptions& options, const Work& work) {
+  return options.greedy && !work.plan.greedy_ids.empty() && work.n_new_tokens > 0;
+}
+
+/// Names of the checks in the order in which they run.
+std::vector<std::string> planned_checks(const Side& a, const Side& b,
+                                        const EquivalenceOptions& options, const Work& work) {
+  std::vector<std::string> checks;
+  if (options.weights && a.checkpoint() && b.checkpoint()) checks.emplace_back("weights");
+  if (options.logits) checks.emplace_back("logits");
+  if (runs_greedy(options, work)) checks.emplace_back("greedy");
+  if (options.nll && work.plan.windows) checks.emplace_back("nll");
+  if (options.self_equality && !a.is_bundle()) checks.emplace_back("self-equality A");
+  if (options.self_equality && !b.is_bundle()) checks.emplace_back("self-equality B");
+  return checks;
+}
+
+/// Tokens that each model runs in them, but for self-equality.
+int64_t planned_tokens(const EquivalenceOptions& options, const Work& work) {
+  int64_t n = 0;
+  for (const ReferencePrompt& prompt : work.plan.prompts) {
+    if (options.logits) n += static_cast<int64_t>(prompt.token_ids.size());
+  }
+  for (const std::string& id : work.plan.greedy_ids) {
+    if (!runs_greedy(options, work)) break;
+    n += static_cast<int64_t>(work.plan.find_prompt(id)->token_ids.size()) + work.n_new_tokens;
+  }
+  if (options.nll && work.plan.windows) {
+    n += static_cast<int64_t>(work.plan.windows->windows.size()) * work.plan.windows->window_length;
+  }
+  return n;
+}
+
+void require_checks(const Side& a, const Side& b, const EquivalenceOptions& options,
+                    const Work& work) {
+  if (!planned_checks(a, b, options, work).empty()) return;
+  throw UsageError(
+      "no check is left to run: give fewer --skip, or a text (--text, --token-ids) for the NLL");
+}
+
 Work plan_work(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  require_one_policy(options.policy);
   Work work;
   const int64_t room = std::min(most_positions(a), most_positions(b));
   work.n_new_tokens = greedy_tokens(a, b, options);
   work.plan = plan_tokens(a, b, options.tokens, room);
+  require_figures_for_limits(a, b, options, work.plan);
   drop_greedy_without_room(room, work.n_new_tokens, work.plan);
   work.executor.kv_type = choose_kv_type(a, b, options);
   work.executor.n_sequences = options.self_equality ? kSelfEqualitySequences : 1;
   work.executor.context = std::min(room, needed_context(work.plan, work.n_new_tokens));
+  require_checks(a, b, options, work);
   return work;
 }
 
@@ -212,6 +281,9 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
   EquivalenceReport report;
   const KvType kv_type = choose_kv_type(a, b, options);
   report.kv_type = std::string(kv_type_name(kv_type));
+  const bool same_vocabulary = a.vocab_size() == b.vocab_size();
+  // Before the weights are read, which takes long: it finds what is wrong with the options.
+  const Work work = same_vocabulary ? plan_work(a, b, options) : Work{};
 
   std::optional<WeightsComparison> weights;
   if (a.checkpoint() && b.checkpoint()) {
@@ -226,7 +298,7 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
   if (weights && options.weights) {
     report.checks.push_back(check_weights(*weights, report.policy));
   }
-  if (a.vocab_size() != b.vocab_size()) {
+  if (!same_vocabulary) {
     Check check;
     check.name = "vocabulary";
     check.outcome = Outcome::kDifferent;
@@ -237,7 +309,6 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
     return report;
   }
 
-  const Work work = plan_work(a, b, options);
   const TokenPlan& plan = work.plan;
   WorkMeter meter(progress, total_cost(plan, work.n_new_tokens, options));
   meter.begin("loading", kLoadCost);
@@ -276,30 +347,11 @@ EquivalencePlan plan_equivalence(const Side& a, const Side& b, const Equivalence
   plan.notes = work.plan.notes;
   plan.context = work.executor.context;
 
-  if (options.weights && a.checkpoint() && b.checkpoint()) plan.checks.push_back("weights");
-  if (options.logits) {
-    plan.checks.push_back("logits");
-    for (const ReferencePrompt& prompt : work.plan.prompts) {
-      plan.n_tokens += static_cast<int64_t>(prompt.token_ids.size());
-    }
-  }
-  if (options.greedy && !work.plan.greedy_ids.empty() && work.n_new_tokens > 0) {
-    plan.checks.push_back("greedy");
-    for (const std::string& id : work.plan.greedy_ids) {
-      plan.n_tokens +=
-          static_cast<int64_t>(work.plan.find_prompt(id)->token_ids.size()) + work.n_new_tokens;
-    }
-  }
-  if (options.nll && work.plan.windows) {
-    plan.checks.push_back("nll");
-    plan.n_tokens +=
-        static_cast<int64_t>(work.plan.windows->windows.size()) * work.plan.windows->window_length;
-  }
+  plan.checks = planned_checks(a, b, options, work);
+  plan.n_tokens = planned_tokens(options, work);
   const std::unique_ptr<Device> device = open_device(options.device);
   for (const Side* side : {&a, &b}) {
     const std::string name = side == &a ? "A" : "B";
-    if (side->is_bundle()) continue;
-    if (options.self_equality) plan.checks.push_back("self-equality " + name);
     if (!side->checkpoint()) continue;
     for (LedgerItem& item : device->estimate(*side->checkpoint(), work.executor)) {
       plan.memory.push_back({name + ": " + item.name, item.bytes});

@@ -144,13 +144,17 @@ std::optional<double> derive_state_tolerance(const Json& noise, std::string_view
   return measured.tolerance(kv_type);
 }
 
-Policy choose_policy(PairKind pair, const PolicyRequest& request, KvType kv_type,
-                     const Json& noise) {
+void require_one_policy(const PolicyRequest& request) {
   if (request.bitwise.value_or(false) && request.has_limit()) {
     throw UsageError(
         "--policy bitwise allows no difference: leave out the --max-… options, or take --policy "
         "tolerance");
   }
+}
+
+Policy choose_policy(PairKind pair, const PolicyRequest& request, KvType kv_type,
+                     const Json& noise) {
+  require_one_policy(request);
   Policy policy = default_policy(pair, kv_type, noise);
   if (request.bitwise) {
     if (*request.bitwise) {

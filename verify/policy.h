@@ -37,6 +37,9 @@ struct PolicyRequest {
   }
 };
 
+/// Throws UsageError for limits together with bitwise.
+void require_one_policy(const PolicyRequest& request);
+
 /// How two sides relate, found from their files.
 enum class PairKind : uint8_t {
   kSameFormats,              // models whose tensors are stored alike: equal weights give equal bits
@@ -47,7 +50,7 @@ enum class PairKind : uint8_t {
 };
 
 /// The policy of a pair; what the user asked for goes first. `noise` is the noise.json of a foreign
-/// reference, or null. Throws UsageError for limits together with bitwise.
+/// reference, or null. Throws what require_one_policy throws.
 Policy choose_policy(PairKind pair, const PolicyRequest& request, KvType kv_type,
                      const Json& noise);
 

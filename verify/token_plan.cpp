@@ -122,9 +122,10 @@ std::optional<Tokenizer> own_tokenizer(const Side& side) {
     if (gguf->metadata().find("tokenizer.ggml.tokens") == nullptr) return std::nullopt;
     return Tokenizer::from_gguf(gguf->metadata(), side.path());
   }
-  const auto path = std::filesystem::path(side.path()) / "tokenizer.json";
-  if (!file_exists(path.string())) return std::nullopt;
-  return Tokenizer::from_folder(side.path());
+  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
+    if (file_exists(side.path() + "/" + name)) return Tokenizer::from_folder(side.path());
+  }
+  return std::nullopt;
 }
 
 EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanOptions& options,

@@ -155,6 +155,10 @@ int64_t context_of(const WriteReferenceOptions& options) {
 }
 
 ExitCode run_write_reference(const Arguments& arguments, Terminal& terminal) {
+  if (const std::string folder = arguments.text("write-reference"); file_exists(folder)) {
+    throw UsageError(fmt::format(
+        "--write-reference {}: exists already; remove it, or choose another name", folder));
+  }
   const auto checkpoint = Checkpoint::open(arguments.text("A"));
   WriteReferenceOptions options = reference_options(arguments, *checkpoint);
   add_text_windows(arguments, *checkpoint, options);

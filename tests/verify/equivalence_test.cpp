@@ -19,6 +19,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 
 Side fake_side(const test::FakeFaults& faults = {}, int n_sequences = 4) {
   return Side::from_executor("fake",
@@ -128,6 +129,16 @@ TEST(VerifyEquivalence, Case_B79_GivesExactlyZeroDeltaForAModelWithItself) {
   EXPECT_EQ(data.at("first_scored_position").as_integer(), 1);
 }
 
+TEST(VerifyEquivalence, NamesTheWindowOfADifferenceAmongWindowsOfOtherLengths) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.tokens.token_ids_file = folder.write("ids.json", "[[0, 3], [0, 7, 14, 21, 28]]");
+
+  const Check nll = find(compare({.op = "lm_head", .position = 3}, options), "nll");
+
+  EXPECT_THAT(nll.details.front(), HasSubstr("window 1, position 3"));
+}
+
 TEST(VerifyEquivalence, Case_B79_RefusesATextOfOneToken) {
   const test::TemporaryDirectory folder;
   EquivalenceOptions options;
@@ -152,6 +163,36 @@ TEST(VerifyEquivalence, HoldsDifferencesAgainstTheUsersLimit) {
 
   EXPECT_EQ(find(compare(faults, wide), "logits").outcome, Outcome::kWithin);
   EXPECT_EQ(find(compare(faults, narrow), "logits").outcome, Outcome::kDifferent);
+}
+
+// A limit that is not used would let any model pass.
+TEST(VerifyEquivalence, RefusesALimitThatNoFigureIsHeldAgainst) {
+  const test::TemporaryDirectory folder;
+  const auto expect_refused = [](const EquivalenceOptions& options, const std::string& words) {
+    EXPECT_THAT([&] { compare({}, options); }, ThrowsMessage<UsageError>(HasSubstr(words)));
+  };
+  EquivalenceOptions no_text, no_logits, no_nll;
+  no_text.policy.max_kld = 0.05;
+  no_logits.policy.max_logit_difference = 0.5;
+  no_logits.logits = false;
+  no_nll.policy.max_delta_nll = 0.05;
+  no_nll.tokens.token_ids_file = ids_file(folder, 200);
+  no_nll.tokens.window_length = 64;
+  no_nll.nll = false;
+
+  expect_refused(no_text, "--max-kld is a limit over windows of text, and there are none: add");
+  expect_refused(no_logits, "leave out --skip logits");
+  expect_refused(no_nll, "leave out --skip nll");
+  EXPECT_THAT([&] { compare_bundle(bundle(folder, "good"), {}, no_text); },
+              ThrowsMessage<UsageError>(HasSubstr("--max-kld needs the distributions")));
+}
+
+TEST(VerifyEquivalence, RefusesToRunNoCheckAtAll) {
+  EquivalenceOptions options;
+  options.weights = options.logits = options.greedy = options.self_equality = false;
+
+  EXPECT_THAT([&] { compare({}, options); },
+              ThrowsMessage<UsageError>(HasSubstr("no check is left to run")));
 }
 
 TEST(VerifyEquivalence, OnlyReportsWhereNoLimitIsGiven) {

@@ -108,6 +108,36 @@ TEST_F(Models, AreEqualToTheirCopyInEveryCheck) {
   EXPECT_THAT(report.windows, HasSubstr("BOS 0 overwrites the first id of each window"));
 }
 
+TEST_F(Models, AreFedATextByTheirTokenizerModel) {
+  test::TinyModel model = test::make_tiny_model({.vocab_size = 4096});
+  model.tokenizer_json.clear();
+  model.tokenizer_config_json.clear();
+  const std::string a = write(model, "pieces");
+  write_text_file(a + "/tokenizer.model",
+                  read_text_file(test::source_path("tests/data/pieces/bpe.model")));
+  EquivalenceOptions options;
+  options.tokens.text_file = folder_.write("text.txt", "Some words, and then some more.");
+
+  const EquivalenceReport report = compare(a, a, options);
+
+  EXPECT_EQ(find(report, "nll").outcome, Outcome::kEqual);
+}
+
+TEST_F(Models, AreNotReadWhereTheOptionsAreWrong) {
+  Side a = Side::open(good()), b = Side::open(write(test::make_tiny_model(), "copy"));
+  EquivalenceOptions missing, both;
+  missing.tokens.text_file = folder_.file("nothing");
+  EquivalenceOptions bytes;
+  bytes.tokens.text_file = folder_.write("bytes", "a text \xff");
+  both.policy.bitwise = true;
+  both.policy.max_logit_difference = 0.5;
+  const auto begin = [](double, std::string_view) { throw StoppedError("work has begun"); };
+
+  EXPECT_THROW(verify_equivalence(a, b, missing, begin), FileError);
+  EXPECT_THROW(verify_equivalence(a, b, bytes, begin), FormatError);
+  EXPECT_THROW(verify_equivalence(a, b, both, begin), UsageError);
+}
+
 TEST_F(Models, ArePlannedByADryRunThatRunsNothing) {
   const std::string a = good(), b = quantized("quantized");
   const std::string text = folder_.write("text.txt", std::string(900, 'a') + "\nSome words.\n");

@@ -190,8 +190,8 @@ RunData read_run(const std::string& run_folder, const std::string& verify_file) 
   const std::string path = report_path(run_folder);
   if (!file_exists(path)) {
     throw FormatError(
-        fmt::format("{}: is not there; expected the report that assay quantize writes "
-                    "beside its output folder",
+        fmt::format("{}: is not there; expected the report that assay quantize writes beside its "
+                    "output folder (one that --report put elsewhere is to be copied here)",
                     path));
   }
   const Json json = read_json_file(path);
