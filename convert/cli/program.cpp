@@ -118,8 +118,11 @@ class Run {
       surroundings_.write_error(index_help(commands_, columns));
       return ExitCode::kUsage;
     }
-    const bool wants_index = is_any_of(words[0], {"--help", "-h", "--help-all"});
-    if (wants_index || (words[0] == "help" && words.size() == 1)) {
+    const std::initializer_list<std::string_view> index_words = {"--help", "-h", "--help-all",
+                                                                 "help"};
+    const bool more = words.size() > 1;
+    if (is_any_of(words[0], index_words) &&
+        (words[0] != "help" || !more || is_any_of(words[1], index_words))) {
       surroundings_.write_out(index_help(commands_, columns));
       return ExitCode::kDone;
     }

@@ -261,6 +261,13 @@ TEST_F(Cli, ExpertOptionsAreInHelpAllOnly) {
   EXPECT_EQ(same.out, brief.out);
 }
 
+TEST_F(Cli, HelpOfHelpIsTheListOfCommands) {
+  const std::string index = run({"--help"}).out;
+
+  EXPECT_EQ(run({"help", "help"}).out, index);
+  EXPECT_EQ(run({"help", "--help"}).out, index);
+}
+
 TEST_F(Cli, HelpNeedsNoValidArguments) {
   process.surroundings.environment = {{"ASSAY_BITS", "three"}};
 
