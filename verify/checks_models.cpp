@@ -40,7 +40,8 @@ Check check_weights(const WeightsComparison& comparison, const Policy& policy) {
   const size_t n = comparison.tensors.size();
   uint64_t n_wrong = 0;
   size_t n_hidden = 0;
-  double worst = 0.0;
+  std::optional<double> worst;
+  uint64_t n_faults = 0;
   Json tensors = Json::array();
   for (const std::string& difference : comparison.spec_differences) {
     add_capped(check.details, difference, n_hidden);
@@ -48,7 +49,11 @@ Check check_weights(const WeightsComparison& comparison, const Policy& policy) {
   for (const TensorComparison& tensor : comparison.tensors) {
     if (tensor.equal()) continue;
     tensors.push(tensor.to_json());
-    worst = std::max(worst, tensor.relative_difference);
+    if (tensor.fault.empty()) {
+      worst = std::max(worst.value_or(0.0), tensor.relative_difference);
+    } else {
+      ++n_faults;
+    }
     const bool wrong = must_be_equal(tensor, policy);
     n_wrong += wrong ? 1 : 0;
     if (wrong) add_capped(check.details, tensor.describe(), n_hidden);
@@ -60,10 +65,10 @@ Check check_weights(const WeightsComparison& comparison, const Policy& policy) {
   } else if (n_different > 0) {
     check.outcome = Outcome::kReported;
   }
-  check.summary = n_different == 0
-                      ? fmt::format("{} tensors hold equal values", n)
-                      : fmt::format("{} of {} tensors differ, rms up to {} of the values",
-                                    n_different, n, describe_figure(worst));
+  check.summary = n_different == 0 ? fmt::format("{} tensors hold equal values", n)
+                                   : fmt::format("{} of {} tensors differ", n_different, n);
+  if (worst) check.summary += fmt::format(", rms up to {} of the values", describe_figure(*worst));
+  if (n_faults > 0) check.summary += fmt::format(", {} cannot be compared", n_faults);
   if (check.outcome == Outcome::kReported) check.summary += "; quantized ones, as expected";
   if (!comparison.spec_differences.empty()) {
     check.summary +=

@@ -64,10 +64,12 @@ std::string verdict_of(const EquivalenceReport& report) {
   for (const Check& check : report.checks) {
     if (check.outcome == Outcome::kReported) reported.push_back(check.name);
   }
+  const bool compared = std::any_of(report.checks.begin(), report.checks.end(),
+                                    [](const Check& check) { return check.compares_sides; });
+  if (!compared) return "NOT JUDGED: no check compared one side with the other";
   if (!report.judged()) {
-    return fmt::format(
-        "NOT JUDGED: no limit was given for {}; --max-kld and its like do that",
-        reported.empty() ? "anything" : fmt::format("{}", fmt::join(reported, ", ")));
+    return fmt::format("NOT JUDGED: no limit was given for {}; --max-kld and its like do that",
+                       fmt::join(reported, ", "));
   }
   if (!reported.empty()) {
     return fmt::format("WITHIN LIMITS; not judged: {}", fmt::join(reported, ", "));

@@ -65,7 +65,8 @@ Policy default_policy(PairKind pair, KvType kv_type, const Json& noise) {
   switch (pair) {
     case PairKind::kSameFormats:
       policy.bitwise = true;
-      policy.reason = "both sides store every tensor alike: equal weights give equal bits";
+      policy.reason =
+          "plain numbers or the same formats on both sides: equal weights give equal bits";
       break;
     case PairKind::kCanonicalReference:
       policy.bitwise = true;

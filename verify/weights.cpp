@@ -165,8 +165,18 @@ void compare_field(const std::string& name, const T& a, const T& b,
   if (a != b) differences.push_back(fmt::format("{}: {} against {}", name, a, b));
 }
 
-std::string window_text(const std::optional<int64_t>& window) {
-  return window ? fmt::format("{}", *window) : std::string("none");
+template <typename T>
+std::string optional_text(const std::optional<T>& value) {
+  return value ? fmt::format("{}", *value) : std::string("none");
+}
+
+/// As the forward pass has it; files keep such numbers in fp64 or fp32.
+std::optional<float> rounded(const std::optional<double>& value) {
+  return value ? std::optional(static_cast<float>(*value)) : std::nullopt;
+}
+
+std::string_view activation_name(Activation activation) {
+  return activation == Activation::kSilu ? "silu" : "gelu_tanh";
 }
 
 void compare_ropes(const std::string& where, const RopeSpec& a, const RopeSpec& b,
@@ -185,30 +195,70 @@ void compare_ropes(const std::string& where, const RopeSpec& a, const RopeSpec& 
                 static_cast<float>(b.attention_factor), differences);
 }
 
+void compare_attention(const std::string& where, const AttentionSpec& a, const AttentionSpec& b,
+                       std::vector<std::string>& differences) {
+  const auto compare = [&](const char* name, const auto& of_a, const auto& of_b) {
+    compare_field(where + name, of_a, of_b, differences);
+  };
+  compare("attention heads", a.n_heads, b.n_heads);
+  compare("key and value heads", a.n_kv_heads, b.n_kv_heads);
+  compare("head dimension", a.head_dim, b.head_dim);
+  compare("attention scale", static_cast<float>(a.scale), static_cast<float>(b.scale));
+  compare("sliding window", optional_text(a.sliding_window), optional_text(b.sliding_window));
+  compare("bias of q, k and v", a.qkv_bias, b.qkv_bias);
+  compare("bias of o", a.o_bias, b.o_bias);
+  compare("norms of q and k", a.qk_norm, b.qk_norm);
+  compare("norm of v", a.v_norm, b.v_norm);
+  compare("values are the keys", a.k_is_v, b.k_is_v);
+  compare("gate of the output", a.output_gate, b.output_gate);
+  compare("layer whose keys and values it reads", optional_text(a.kv_source),
+          optional_text(b.kv_source));
+  compare_ropes(where, a.rope, b.rope, differences);
+}
+
+void compare_delta_nets(const std::string& where, const DeltaNetSpec& a, const DeltaNetSpec& b,
+                        std::vector<std::string>& differences) {
+  const auto compare = [&](const char* name, int of_a, int of_b) {
+    compare_field(where + "Gated DeltaNet: " + name, of_a, of_b, differences);
+  };
+  compare("key heads", a.n_key_heads, b.n_key_heads);
+  compare("value heads", a.n_value_heads, b.n_value_heads);
+  compare("key dimension", a.key_dim, b.key_dim);
+  compare("value dimension", a.value_dim, b.value_dim);
+  compare("convolution taps", a.conv_kernel, b.conv_kernel);
+}
+
+void compare_mlps(const std::string& where, const LayerSpec& a, const LayerSpec& b,
+                  std::vector<std::string>& differences) {
+  const auto compare = [&](const char* name, const auto& of_a, const auto& of_b) {
+    compare_field(where + name, of_a, of_b, differences);
+  };
+  compare("intermediate size", a.mlp.intermediate_size, b.mlp.intermediate_size);
+  compare("activation", activation_name(a.mlp.activation), activation_name(b.mlp.activation));
+  compare("bias of the MLP", a.mlp.bias, b.mlp.bias);
+  const MoeSpec moe_a = a.moe.value_or(MoeSpec()), moe_b = b.moe.value_or(MoeSpec());
+  compare("experts", moe_a.n_experts, moe_b.n_experts);
+  compare("experts per token", moe_a.top_k, moe_b.top_k);
+  compare("intermediate size of an expert", moe_a.intermediate_size, moe_b.intermediate_size);
+  compare("activation of experts", activation_name(moe_a.activation),
+          activation_name(moe_b.activation));
+  compare("expert weights divided by their sum", moe_a.normalize, moe_b.normalize);
+  compare("experts beside an MLP", moe_a.beside_mlp, moe_b.beside_mlp);
+}
+
 void compare_layers(const std::string& where, const LayerSpec& a, const LayerSpec& b,
                     std::vector<std::string>& differences) {
-  if (a.delta_net || b.delta_net) {
-    compare_field(where + "Gated DeltaNet", a.delta_net.has_value(), b.delta_net.has_value(),
-                  differences);
-    return;
+  compare_field(where + "Gated DeltaNet", a.delta_net.has_value(), b.delta_net.has_value(),
+                differences);
+  if (a.delta_net && b.delta_net) {
+    compare_delta_nets(where, *a.delta_net, *b.delta_net, differences);
+  } else if (!a.delta_net && !b.delta_net) {
+    compare_attention(where, a.attention, b.attention, differences);
   }
-  compare_field(where + "attention heads", a.attention.n_heads, b.attention.n_heads, differences);
-  compare_field(where + "key and value heads", a.attention.n_kv_heads, b.attention.n_kv_heads,
+  compare_mlps(where, a, b, differences);
+  compare_field(where + "norms behind attention and MLP", a.sandwich_norms, b.sandwich_norms,
                 differences);
-  compare_field(where + "head dimension", a.attention.head_dim, b.attention.head_dim, differences);
-  compare_field(where + "attention scale", static_cast<float>(a.attention.scale),
-                static_cast<float>(b.attention.scale), differences);
-  compare_field(where + "sliding window", window_text(a.attention.sliding_window),
-                window_text(b.attention.sliding_window), differences);
-  compare_field(where + "intermediate size", a.mlp.intermediate_size, b.mlp.intermediate_size,
-                differences);
-  const auto source = [](const LayerSpec& layer) { return layer.attention.kv_source.value_or(-1); };
-  compare_field(where + "layer whose keys and values it reads", source(a), source(b), differences);
-  const MoeSpec moe_a = a.moe.value_or(MoeSpec());
-  const MoeSpec moe_b = b.moe.value_or(MoeSpec());
-  compare_field(where + "experts", moe_a.n_experts, moe_b.n_experts, differences);
-  compare_field(where + "experts per token", moe_a.top_k, moe_b.top_k, differences);
-  compare_ropes(where, a.attention.rope, b.attention.rope, differences);
+  compare_field(where + "scale of the layer's output", a.output_scale, b.output_scale, differences);
 }
 
 }  // namespace
@@ -278,6 +328,11 @@ std::vector<std::string> compare_specs(const ModelSpec& a, const ModelSpec& b) {
   compare_field("hidden size", a.hidden_size, b.hidden_size, differences);
   compare_field("RMSNorm eps", static_cast<float>(a.rms_norm_eps),
                 static_cast<float>(b.rms_norm_eps), differences);
+  compare_field("scale of the embedding", optional_text(rounded(a.embedding_scale)),
+                optional_text(rounded(b.embedding_scale)), differences);
+  compare_field("softcap of the logits", optional_text(rounded(a.final_softcap)),
+                optional_text(rounded(b.final_softcap)), differences);
+  compare_field("input per layer", a.per_layer_input_size, b.per_layer_input_size, differences);
   compare_field("layers", a.layers.size(), b.layers.size(), differences);
   for (size_t i = 0; i < std::min(a.layers.size(), b.layers.size()); ++i) {
     compare_layers(fmt::format("layer {}: ", i), a.layers[i], b.layers[i], differences);

@@ -221,6 +221,14 @@ TEST(VerifyEquivalence, SelfEqualityAloneJudgesNothing) {
   EXPECT_FALSE(to_json(report).at("judged").as_bool());
 }
 
+TEST(VerifyEquivalence, SaysThatTheSidesWereNotCompared) {
+  EquivalenceOptions options;
+  options.weights = options.logits = options.greedy = false;
+
+  EXPECT_THAT(to_text(compare({}, options)),
+              HasSubstr("NOT JUDGED: no check compared one side with the other"));
+}
+
 TEST(VerifyEquivalence, NamesWhatWasNotJudgedBesideALimit) {
   EquivalenceOptions options;
   options.policy.max_logit_difference = 0.5;

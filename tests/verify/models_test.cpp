@@ -20,6 +20,7 @@
 #include "verify/commands.h"
 #include "verify/equivalence.h"
 #include "verify/equivalence_output.h"
+#include "verify/weights.h"
 
 namespace assay {
 namespace {
@@ -106,6 +107,46 @@ TEST_F(Models, AreEqualToTheirCopyInEveryCheck) {
   }
   EXPECT_EQ(report.checks.size(), 6u);
   EXPECT_THAT(report.windows, HasSubstr("BOS 0 overwrites the first id of each window"));
+}
+
+// Weights are no more than numbers: what is computed with them must be the same, too.
+TEST_F(Models, DifferInSettingsThatNoTensorShows) {
+  const auto difference = [&](const std::string& family, const std::string& key,
+                              const Json& value) {
+    test::TinyModel model = test::read_model(test::family_model_path(family));
+    model.config.set(key, value);
+    EquivalenceOptions options;
+    options.logits = options.greedy = options.self_equality = false;
+    const EquivalenceReport report =
+        compare(test::family_model_path(family), write(model, family + "-" + key), options);
+    EXPECT_FALSE(report.equal()) << key;
+    return report.checks.front().details.empty() ? "" : report.checks.front().details.front();
+  };
+
+  EXPECT_THAT(difference("qwen3_moe", "norm_topk_prob", false),
+              HasSubstr("layer 0: expert weights divided by their sum: true against false"));
+  EXPECT_THAT(difference("gemma4", "final_logit_softcapping", 20.0),
+              HasSubstr("softcap of the logits: 30 against 20"));
+}
+
+TEST_F(Models, HaveTheSettingsOfTheirGgufFiles) {
+  for (const std::string& family : test::family_models()) {
+    test::TinyModel model = test::read_model(test::family_model_path(family));
+    model.tokenizer_json = test::piece_tokenizer_json();
+    const std::string folder = write(model, family);
+    const auto a = Checkpoint::open(folder), b = Checkpoint::open(gguf(folder, family + ".gguf"));
+
+    EXPECT_THAT(compare_specs(a->spec(), b->spec()), testing::IsEmpty()) << family;
+  }
+}
+
+TEST_F(Models, OfOtherShapesHaveNoRootMeanSquare) {
+  const std::string a = good(), b = write(test::make_tiny_model({.hidden_size = 128}), "wide");
+
+  const std::string summary = compare(a, b).checks.front().summary;
+
+  EXPECT_THAT(summary, AllOf(HasSubstr("tensors differ"), HasSubstr("cannot be compared"),
+                             Not(HasSubstr("rms"))));
 }
 
 TEST_F(Models, AreFedATextByTheirTokenizerModel) {
