@@ -60,6 +60,18 @@ void set_reference_nll_limits(KvType kv_type, Policy& policy) {
   policy.max_delta_nll = kv_type == KvType::kF32 ? 2e-5 : kv_type == KvType::kF16 ? 2e-4 : 1e-3;
 }
 
+/// Limits for equal weights in other block formats, where only the order of the sums differs. The
+/// roundings of keys and values make most of it: repacks of six small models of three families
+/// differ by at most 0.0032 of a logit with f32 ones, 0.025 with f16 and 0.15 with bf16; in KLD by
+/// 6e-7 and 1.1e-5.
+void set_repack_limits(KvType kv_type, Policy& policy) {
+  const bool bf16 = kv_type == KvType::kBF16;
+  policy.max_logit_difference = kv_type == KvType::kF32 ? 0.02 : bf16 ? 0.6 : 0.1;
+  policy.max_window_nll_difference = bf16 ? 4e-3 : 5e-4;
+  policy.max_delta_nll = bf16 ? 8e-4 : 1e-4;
+  policy.max_kld = bf16 ? 1e-4 : 1e-5;
+}
+
 Policy default_policy(PairKind pair, KvType kv_type, const Json& noise) {
   Policy policy;
   switch (pair) {
@@ -73,10 +85,7 @@ Policy default_policy(PairKind pair, KvType kv_type, const Json& noise) {
       policy.reason = "the reference was written in the same arithmetic with the same KV type";
       break;
     case PairKind::kSameWeightsOtherFormats:
-      policy.max_logit_difference = 0.02;
-      policy.max_window_nll_difference = 5e-4;
-      policy.max_delta_nll = 1e-4;
-      policy.max_kld = 1e-5;
+      set_repack_limits(kv_type, policy);
       policy.reason =
           "other block formats on each side: weights must be equal, sums run in another order";
       break;

@@ -53,6 +53,17 @@ TEST(ChoosePolicy, IsTighterOnTheMeanWithFp32KeysAndValues) {
   EXPECT_LT(*f32.max_logit_difference, *f16.max_logit_difference);
 }
 
+TEST(ChoosePolicy, GivesARepackTheRoomThatItsKeysAndValuesNeed) {
+  const auto logits = [](KvType type) {
+    return *choose_policy(PairKind::kSameWeightsOtherFormats, {}, type, Json())
+                .max_logit_difference;
+  };
+
+  EXPECT_GT(logits(KvType::kF32), 0.0032 * 4);  // what repacks were seen to differ by
+  EXPECT_GE(logits(KvType::kF16), 0.025 * 4);
+  EXPECT_GE(logits(KvType::kBF16), 0.15 * 4);
+}
+
 TEST(ChoosePolicy, LetsTheUsersLimitsReplaceDerivedOnes) {
   const Policy policy = choose_policy(PairKind::kForeignReference, {.max_logit_difference = 1.0},
                                       KvType::kF16, noise());
