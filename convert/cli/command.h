@@ -31,6 +31,7 @@ struct Option {
   bool repeatable = false;                // in the environment: values separated by ';'
   bool expert = false;                    // only in --help-all
   bool writes = false;                    // kPath: written by the command, not read
+  bool scratch = false;                   // kPath: a folder for files that do not outlive the run
   bool file_at_end = false;               // with `writes`: its place is looked at before the work
   std::string replaceable = {};           // with `writes`: OutputPath::replaceable
   std::vector<std::string> choices = {};  // allowed words

@@ -68,7 +68,7 @@ void check_outputs(const Command& command, const OptionTable& table, const Argum
     for (const std::string& path : arguments.list(positional.name)) inputs.push_back(path);
   }
   for (const Option& option : table.options()) {
-    if (option.kind != ValueKind::kPath) continue;
+    if (option.kind != ValueKind::kPath || option.scratch) continue;
     for (const std::string& path : arguments.list(option.name)) {
       if (path.empty()) continue;
       if (option.writes) {

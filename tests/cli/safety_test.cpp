@@ -49,6 +49,16 @@ TEST_F(Safety, NoCommandWritesOverItsInput) {
   }
 }
 
+TEST_F(Safety, AFolderForSpilledActivationsMayHoldTheOutput) {
+  shell("cp model/tokenizer.json text; mkdir runs");
+
+  const ShellResult result = shell(
+      "assay quantize model --calibration text --windows 2 --window-length 8 --group-size 32 "
+      "--out runs/q --spill-dir runs --activation-memory 1");
+
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+}
+
 TEST_F(Safety, ForceAndResumeReplaceModelsOnly) {
   std::filesystem::create_directories(path("home/documents"));
   std::filesystem::create_directories(path("empty"));
