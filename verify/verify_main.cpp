@@ -8,6 +8,7 @@
 
 #include "convert/cli/command.h"
 #include "convert/core/file.h"
+#include "convert/core/paths.h"
 #include "convert/core/sha256.h"
 #include "verify/commands.h"
 #include "verify/equivalence.h"
@@ -103,7 +104,7 @@ WriteReferenceOptions reference_options(const Arguments& arguments, const Checkp
         "and windows are taken over");
   }
   WriteReferenceOptions options;
-  options.folder = arguments.text("write-reference");
+  options.folder = without_trailing_slashes(arguments.text("write-reference"));
   options.model = std::filesystem::path(checkpoint.path()).filename().string();
   options.n_new_tokens = arguments.given("new-tokens") ? arguments.integer("new-tokens") : 128;
   if (ReferenceBundle::is_bundle(prompts)) {

@@ -458,7 +458,7 @@ TEST_F(Models, WriteTheSameBundleWhereverThePromptsLie) {
     std::filesystem::create_directories(folder_.file(place));
     const std::string prompts = folder_.write(place + "/ids.json", "[[0, 5, 9, 12]]");
     const std::string bundle = folder_.file(place + "/bundle");
-    ASSERT_EQ(run({a, "--write-reference", bundle, "--prompts", prompts}).exit_code, 0);
+    ASSERT_EQ(run({a, "--write-reference", bundle + "/", "--prompts", prompts}).exit_code, 0);
     texts.push_back(read_text_file(bundle + "/prompts.json"));
   }
 
