@@ -1,10 +1,10 @@
 #include "calibrate/commands.h"
 #include "convert/cli/commands.h"
 #include "convert/commands.h"
+#include "convert/core/isa.h"
 #include "git_id.h"
 #include "quantizer/commands.h"
 #include "runtime/commands.h"
-#include "runtime/isa.h"
 #include "verify/commands.h"
 
 namespace {

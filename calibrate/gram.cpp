@@ -7,8 +7,8 @@
 
 #include "calibrate/gram_kernels.h"
 #include "convert/core/error.h"
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
-#include "runtime/isa.h"
 #include "runtime/ops/block_int16.h"
 
 namespace assay {

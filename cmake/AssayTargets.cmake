@@ -66,7 +66,7 @@ function(assay_write_git_id target)
   target_include_directories(${target} PRIVATE ${folder})
 endfunction()
 
-# Sources compiled for one instruction set and chosen at run time (runtime/isa.h): `isa` is avx2 or
+# Sources compiled for one instruction set and chosen at run time (convert/core/isa.h): `isa` is avx2 or
 # avx512. They emit no function with a weak symbol, whose copy the linker could take for all. On
 # other processors they compile to nothing. GCC 12 takes the undefined operands inside its own
 # AVX-512 intrinsics for uninitialized variables.

@@ -1,6 +1,6 @@
 #include "quantizer/solver_kernels.h"
 
-#include "runtime/isa.h"
+#include "convert/core/isa.h"
 
 namespace assay {
 

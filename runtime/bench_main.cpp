@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <chrono>
 
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
 #include "convert/core/version.h"
 #include "runtime/commands.h"
 #include "runtime/decoder.h"
-#include "runtime/isa.h"
 #include "runtime/run_options.h"
 
 namespace assay::cli {

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "convert/core/error.h"
+#include "convert/core/isa.h"
 #include "runtime/float_environment.h"
 #include "runtime/host_memory.h"
-#include "runtime/isa.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/read_bandwidth.h"
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "convert/core/error.h"
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
-#include "runtime/isa.h"
 #include "runtime/math.h"
 #include "runtime/ops/linear_kernels.h"
 #include "runtime/ops/linear_row.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "runtime/isa.h"
+#include "convert/core/isa.h"
 #include "runtime/math.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/block_int16.h"

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
-#include "runtime/isa.h"
 #include "runtime/ops/linear.h"
 #include "tests/support/random.h"
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "runtime/isa.h"
+#include "convert/core/isa.h"
 
 namespace assay::test {
 

@@ -6,10 +6,10 @@
 #include <filesystem>
 
 #include "convert/checkpoint.h"
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
 #include "convert/gguf_export.h"
 #include "convert/hf_export.h"
-#include "runtime/isa.h"
 #include "tests/quantizer/run_fixture.h"
 #include "tests/support/tiny_model.h"
 

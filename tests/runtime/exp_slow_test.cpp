@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
-#include "runtime/isa.h"
 #include "runtime/math.h"
 #include "runtime/ops/vector_kernels.h"
 

@@ -8,9 +8,9 @@
 #include <memory>
 
 #include "convert/checkpoint.h"
+#include "convert/core/isa.h"
 #include "convert/gguf_export.h"
 #include "runtime/cpu_executor.h"
-#include "runtime/isa.h"
 #include "tests/runtime/references.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/temporary_directory.h"

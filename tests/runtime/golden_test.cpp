@@ -9,9 +9,9 @@
 #include <memory>
 
 #include "convert/core/file.h"
+#include "convert/core/isa.h"
 #include "convert/core/sha256.h"
 #include "runtime/cpu_executor.h"
-#include "runtime/isa.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/elementwise.h"
 #include "runtime/ops/kv_write.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "convert/core/error.h"
+#include "convert/core/isa.h"
 #include "convert/core/parallel.h"
-#include "runtime/isa.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"
 #include "tests/support/weight_matrix.h"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "runtime/isa.h"
+#include "convert/core/isa.h"
 #include "runtime/math.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/random.h"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "convert/core/dtype.h"
-#include "runtime/isa.h"
+#include "convert/core/isa.h"
 #include "runtime/math.h"
 #include "runtime/ops/attention.h"
 #include "runtime/ops/block_int16.h"

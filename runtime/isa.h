@@ -1,3 +1,0 @@
-#pragma once
-
-#include "convert/core/isa.h"  // IWYU pragma: export
