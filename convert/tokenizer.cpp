@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <set>
@@ -243,6 +244,12 @@ Tokenizer Tokenizer::from_json(const Json& json, std::string_view source) {
 Tokenizer Tokenizer::from_file(const std::string& path) {
   if (path.ends_with(".json")) return from_json(read_json_file(path), path);
   return Tokenizer(read_sentencepiece(MappedFile::open(path).bytes(), path));
+}
+
+Tokenizer Tokenizer::open(const std::string& path) {
+  if (std::filesystem::is_directory(path)) return from_folder(path);
+  if (path.ends_with(".gguf")) return from_gguf(GgufFile::open(path).metadata(), path);
+  return from_file(path);
 }
 
 Tokenizer Tokenizer::from_folder(const std::string& folder) {

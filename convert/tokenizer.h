@@ -53,6 +53,8 @@ class Tokenizer {
   static Tokenizer from_pieces_of_folder(const std::string& folder);
   /// A tokenizer.json if the name ends in .json, else a SentencePiece model.
   static Tokenizer from_file(const std::string& path);
+  /// The tokenizer at a path that a user names: a folder, a GGUF file, or a file of from_file.
+  static Tokenizer open(const std::string& path);
   /// A parsed tokenizer.json; `source` begins every message.
   static Tokenizer from_json(const Json& json, std::string_view source);
   /// The keys tokenizer.ggml.* of a byte-level BPE tokenizer ("gpt2"), of pieces with scores

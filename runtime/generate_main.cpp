@@ -22,10 +22,7 @@ namespace {
 /// The tokenizer of the model, or the one that the user names; empty if the run needs none.
 std::optional<Tokenizer> open_tokenizer(const Arguments& arguments, const Checkpoint& checkpoint) {
   const bool ids_only = arguments.given("token-ids") && arguments.flag("raw-ids");
-  if (const auto path = arguments.optional_text("tokenizer")) {
-    return std::filesystem::is_directory(*path) ? Tokenizer::from_folder(*path)
-                                                : Tokenizer::from_file(*path);
-  }
+  if (const auto path = arguments.optional_text("tokenizer")) return Tokenizer::open(*path);
   if (ids_only) return std::nullopt;
   if (checkpoint.gguf() != nullptr) {
     return Tokenizer::from_gguf(checkpoint.gguf()->metadata(), checkpoint.path());
@@ -387,7 +384,7 @@ std::vector<Option> generate_command_options() {
       {.name = "tokenizer",
        .kind = ValueKind::kPath,
        .value_name = "PATH",
-       .help = "tokenizer.json, or a folder that holds one, instead of the model's own.",
+       .help = "tokenizer.json, a folder with one, or a GGUF file, instead of the model's own.",
        .group = "Input"},
       {.name = "no-add-special",
        .kind = ValueKind::kFlag,

@@ -134,7 +134,7 @@ EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanO
   const auto cut = [&](const Tokenizer& tokenizer) {
     return windows_of_text(tokenizer, text, options.window_length, n_windows);
   };
-  if (!options.tokenizer.empty()) return cut(open_tokenizer(options.tokenizer));
+  if (!options.tokenizer.empty()) return cut(Tokenizer::open(options.tokenizer));
   const auto tokenizer_a = own_tokenizer(a), tokenizer_b = own_tokenizer(b);
   if (!tokenizer_a && !tokenizer_b) {
     throw UsageError(fmt::format(
@@ -271,12 +271,6 @@ const ReferencePrompt* TokenPlan::find_prompt(const std::string& id) const {
     if (prompt.id == id) return &prompt;
   }
   return nullptr;
-}
-
-Tokenizer open_tokenizer(const std::string& path) {
-  if (std::filesystem::is_directory(path)) return Tokenizer::from_folder(path);
-  if (path.ends_with(".gguf")) return Tokenizer::from_gguf(GgufFile::open(path).metadata(), path);
-  return Tokenizer::from_file(path);
 }
 
 std::string read_evaluation_text(const std::string& path) {

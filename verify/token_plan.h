@@ -54,7 +54,4 @@ std::string read_evaluation_text(const std::string& path);
 EvaluationWindows windows_of_text(const Tokenizer& tokenizer, const std::string& text,
                                   int64_t window_length, int64_t n_windows);
 
-/// The tokenizer at a path: a folder, a tokenizer.json, or a GGUF file.
-Tokenizer open_tokenizer(const std::string& path);
-
 }  // namespace assay

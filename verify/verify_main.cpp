@@ -129,7 +129,7 @@ void add_text_windows(const Arguments& arguments, const Checkpoint& checkpoint,
   const int64_t n_windows = tokens.n_windows.value_or(16);
   if (!tokens.text_file.empty()) {
     const Tokenizer tokenizer =
-        open_tokenizer(tokens.tokenizer.empty() ? checkpoint.path() : tokens.tokenizer);
+        Tokenizer::open(tokens.tokenizer.empty() ? checkpoint.path() : tokens.tokenizer);
     options.windows = windows_of_text(tokenizer, read_evaluation_text(tokens.text_file),
                                       tokens.window_length, n_windows);
     options.text_name = std::filesystem::path(tokens.text_file).filename().string();

@@ -58,6 +58,19 @@ TEST_F(Generate, TakesIdsAndGivesIdsWithoutATokenizer) {
   EXPECT_EQ(result.out.find_first_not_of("0123456789\n"), std::string::npos);
 }
 
+TEST_F(Generate, TakesTheTokenizerOfAnotherFolder) {
+  const Json expected = generate_json({"-p", "abc", "-n", "0"}).at("prompt_ids");
+  const std::string folder = model_;
+  test::TinyModel tiny = test::make_tiny_model();
+  tiny.tokenizer_json.clear();
+  model_ = tiny.write(folder_.file("no-tokenizer"));
+
+  for (const std::string& path : {folder, folder + "/tokenizer.json"}) {
+    EXPECT_EQ(generate_json({"-p", "abc", "-n", "0", "--tokenizer", path}).at("prompt_ids"),
+              expected);
+  }
+}
+
 TEST_F(Generate, PrintsOneJsonDocumentWithIdsHashTextAndTimes) {
   const Json result = generate_json({"-p", "abc", "-n", "5", "--ignore-eos", "--kv-type", "f32"});
 
