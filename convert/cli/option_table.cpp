@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <stdexcept>
 
 #include "convert/cli/suggest.h"
@@ -65,6 +66,14 @@ bool fits(const Option& option, std::string_view value) {
              is_choice(option, value);
   }
   return false;
+}
+
+/// For numbers that are integers of the range, and yet do not fit.
+std::string largest_integer(const Option& option, std::string_view value) {
+  int64_t unused = 0;
+  const auto read = std::from_chars(value.data(), value.data() + value.size(), unused);
+  if (option.kind != ValueKind::kInteger || read.ec != std::errc::result_out_of_range) return {};
+  return fmt::format("; integers go to {}", INT64_MAX);
 }
 
 }  // namespace
@@ -132,8 +141,9 @@ std::string expected_value(const Option& option) {
 
 std::string checked_value(const Option& option, std::string_view value, std::string_view place) {
   if (!fits(option, value)) {
-    throw UsageError(fmt::format("{}: expected {}, found \"{}\"{}", place, expected_value(option),
-                                 value, did_you_mean(value, option.choices)));
+    throw UsageError(fmt::format("{}: expected {}, found \"{}\"{}{}", place, expected_value(option),
+                                 value, did_you_mean(value, option.choices),
+                                 largest_integer(option, value)));
   }
   if (option.kind != ValueKind::kFlag) return std::string(value);
   bool on = false;

@@ -208,6 +208,9 @@ INSTANTIATE_TEST_SUITE_P(
                 "there is no command \"verify-equivalense\"; did you mean \"verify-equivalence\"?"},
         BadLine{"PrefixOfCommand", {"verify"}, "did you mean \"verify-equivalence\"?"},
         BadLine{"OptionBeforeCommand", {"--threads", "2", "pack"}, "expected a command"},
+        BadLine{"TooLarge",
+                {"pack", "m", "-t", "99999999999999999999"},
+                "integers go to 9223372036854775807"},
         BadLine{"Threads", {"pack", "m", "-t", "-1"}, "--threads: expected an integer from 0"},
         BadLine{"QuietAndVerbose", {"pack", "m", "-q", "-v"}, "contradict"}),
     [](const auto& test) { return std::string(test.param.name); });
