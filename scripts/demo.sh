@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From nothing to a quantized, verified model: installs the packages, builds the program, quantizes
 # the bundled model, repacks it as GGUF, compares both with the original, and writes a report.
-# usage: scripts/demo.sh [OUT]      default: demo-out, which is replaced
+# usage: scripts/demo.sh [OUT]      default: demo-out; results of an earlier run are replaced
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,12 +19,11 @@ assay=build/program/assay
 "$assay" version
 
 step "Quantize the linears to 4 bits"
-rm -rf "$out"
 mkdir -p "$out"
-"$assay" quantize "$model" --calibration tests/data/calibration.jsonl --out "$quantized"
+"$assay" quantize "$model" --calibration tests/data/calibration.jsonl --out "$quantized" --force
 
 step "Repack as GGUF, without rounding again"
-"$assay" convert "$quantized" --to gguf --out "$quantized.gguf"
+"$assay" convert "$quantized" --to gguf --out "$quantized.gguf" --force
 
 step "Compare the GGUF with the folder that it was made from"
 "$assay" verify-equivalence "$quantized" "$quantized.gguf" --text tests/data/eval.txt --windows 4
