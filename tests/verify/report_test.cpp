@@ -104,6 +104,29 @@ TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
   EXPECT_EQ(data.stages[0].seconds, 3.5);
 }
 
+TEST(Report, SaysWhatHeldOutWindowsShowed) {
+  const std::string text = report::to_markdown(run(R"({"layers": [], "held_out": {
+      "n_windows": 4, "delta_nll": 0.5, "kld": 0.25,
+      "delta_nll_windows": {"half_width_95": 0.125}}})",
+                                                   ""));
+
+  EXPECT_THAT(text, HasSubstr("On 4 windows held out of the calibration: delta\\_nll 0.5 ± 0.125, "
+                              "KLD 0.25 nats per token."));
+  EXPECT_THAT(report::to_markdown(run()), Not(HasSubstr("held out")));
+}
+
+TEST(Report, DoesNotCompareRoundingToNearestWithItself) {
+  const auto text = [](const std::string& loss) {
+    return report::to_markdown(run(R"({"layers": [{"layer": 0, "modules": [
+        {"module": "a", "rtn_loss": 1.0, "loss": )" +
+                                       loss + "}]}]}",
+                                   ""));
+  };
+
+  EXPECT_THAT(text("1.0"), Not(HasSubstr("no better than rounding")));
+  EXPECT_THAT(text("1.5"), HasSubstr("1 of them do no better than rounding to nearest"));
+}
+
 TEST(ReadRun, WeighsBitsOfALayerBySize) {
   const report::RunData data = run(R"({"layers": [{"layer": 0, "modules": [
       {"module": "a", "bits_per_weight": 4.0, "out_features": 3, "in_features": 10},

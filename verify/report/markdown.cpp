@@ -73,9 +73,9 @@ Json json_of(const Verification& verification) {
   json.set("verdict", verification.verdict);
   json.set("policy", verification.policy);
   json.set("windows", verification.windows);
-  json.set("delta_nll", json_of(verification.delta_nll));
-  json.set("delta_nll_half_width_95", json_of(verification.delta_half_width));
-  json.set("kld", json_of(verification.kld));
+  json.set("delta_nll", json_of(verification.nll.delta_nll));
+  json.set("delta_nll_half_width_95", json_of(verification.nll.delta_half_width));
+  json.set("kld", json_of(verification.nll.kld));
   Json checks = Json::object();
   for (const CheckRow& check : verification.checks) checks.set(check.name, check.outcome);
   json.set("checks", std::move(checks));

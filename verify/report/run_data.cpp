@@ -121,12 +121,18 @@ BucketRow read_bucket(const Json& json) {
   return row;
 }
 
-void read_nll(const Json& data, Verification& verification) {
-  verification.delta_nll = number(data, "delta_nll");
-  verification.kld = number(data, "kld");
+NllFigures read_figures(const Json& data) {
+  NllFigures figures;
+  figures.delta_nll = number(data, "delta_nll");
+  figures.kld = number(data, "kld");
   if (const Json* interval = data.find("delta_nll_windows")) {
-    verification.delta_half_width = number(*interval, "half_width_95");
+    figures.delta_half_width = number(*interval, "half_width_95");
   }
+  return figures;
+}
+
+void read_nll(const Json& data, Verification& verification) {
+  verification.nll = read_figures(data);
   const Json* buckets = data.find("buckets");
   if (buckets == nullptr || !buckets->is_array()) return;
   for (const Json& bucket : buckets->as_array())
@@ -214,6 +220,9 @@ RunData read_run(const std::string& run_folder, const std::string& verify_file) 
         known->seconds += stage.second.as_number();
       }
     }
+  }
+  if (const Json* held_out = json.find("held_out"); held_out != nullptr && held_out->is_object()) {
+    run.held_out = {integer(*held_out, "n_windows").value_or(0), read_figures(*held_out)};
   }
   add_facts(json, run.facts);
   if (const std::string manifest = child(run_folder, "assay_manifest.json");

@@ -44,6 +44,17 @@ struct CheckRow {
   std::vector<std::string> details;
 };
 
+/// How far the predictions moved from the original's, in nats per token.
+struct NllFigures {
+  std::optional<double> delta_nll, delta_half_width, kld;
+};
+
+/// The comparison with the original on windows that calibration did not see.
+struct HeldOut {
+  int64_t n_windows = 0;
+  NllFigures nll;
+};
+
 /// The verdict of assay verify-equivalence.
 struct Verification {
   bool equal = false;   // nothing that was judged differs
@@ -51,7 +62,7 @@ struct Verification {
   std::string verdict, policy, windows, side_a, side_b;
   std::vector<CheckRow> checks;
   std::vector<BucketRow> buckets;
-  std::optional<double> delta_nll, delta_half_width, kld;
+  NllFigures nll;
 };
 
 /// Everything that a report shows.
@@ -60,6 +71,7 @@ struct RunData {
   std::vector<std::pair<std::string, std::string>> facts;  // options, versions, hashes
   std::vector<ModuleRow> modules;                          // order of the file
   std::vector<StageRow> stages;
+  std::optional<HeldOut> held_out;
   std::optional<Verification> verification;
 };
 
@@ -79,7 +91,9 @@ std::string report_path(const std::string& run_folder);
 ///                "modules": [{"layer": 0, "module": "…", "loss": …, "rtn_loss": …,
 ///                             "weight_norm": …, "damp_percent": …, "clipped_share": …,
 ///                             "seconds": …, "bits_per_weight": …, "out_features": …,
-///                             "in_features": …}]}], …}
+///                             "in_features": …}]}],
+///    "held_out": {"n_windows": …, "delta_nll": …, "kld": …,
+///                 "delta_nll_windows": {"half_width_95": …}} or null, …}
 /// Only "layers", "modules" and "module" must be there. Other scalar members, and those of the
 /// folder's assay_manifest.json, become facts. `verify_file` (may be empty) is what
 /// verify-equivalence wrote with --json. Throws FormatError naming file and member.

@@ -43,6 +43,13 @@ std::string module_tooltip(const ModuleRow& row) {
                      figure(row.relative_rtn_loss()));
 }
 
+/// Whether the run itself rounded to nearest.
+bool rounds_to_nearest(const RunData& run) {
+  return std::all_of(run.modules.begin(), run.modules.end(), [](const ModuleRow& row) {
+    return row.loss && row.rtn_loss && *row.loss == *row.rtn_loss;
+  });
+}
+
 /// Modules that do no better than rounding to nearest at what they aim at: the distance to the
 /// 16-bit output where it is known, else the loss.
 size_t count_not_better(const RunData& run) {
@@ -54,6 +61,13 @@ size_t count_not_better(const RunData& run) {
         const auto share = share_of_rtn(row);
         return share && *share >= 1.0;
       }));
+}
+
+std::string nll_text(const NllFigures& nll) {
+  std::string text = "delta_nll " + describe_figure(*nll.delta_nll);
+  if (nll.delta_half_width) text += " ± " + describe_figure(*nll.delta_half_width);
+  if (nll.kld) text += ", KLD " + describe_figure(*nll.kld);
+  return text + " nats per token.";
 }
 
 Section summary_section(const RunData& run) {
@@ -73,21 +87,18 @@ Section summary_section(const RunData& run) {
   }
   if (seconds > 0.0) line += fmt::format(" in {}", seconds_text(seconds));
   section.paragraphs.push_back(line + ".");
-  if (const size_t n = count_not_better(run); n > 0) {
+  if (const size_t n = count_not_better(run); n > 0 && !rounds_to_nearest(run)) {
     section.paragraphs.push_back(
         fmt::format("{} of them do no better than rounding to nearest.", n));
+  }
+  if (run.held_out && run.held_out->nll.delta_nll) {
+    section.paragraphs.push_back(fmt::format("On {} windows held out of the calibration: {}",
+                                             run.held_out->n_windows, nll_text(run.held_out->nll)));
   }
   if (run.verification) {
     const Verification& verification = *run.verification;
     section.paragraphs.push_back(fmt::format("Verification: {}.", verification.verdict));
-    if (verification.delta_nll) {
-      std::string nll = "delta_nll " + describe_figure(*verification.delta_nll);
-      if (verification.delta_half_width) {
-        nll += " ± " + describe_figure(*verification.delta_half_width);
-      }
-      if (verification.kld) nll += ", KLD " + describe_figure(*verification.kld);
-      section.paragraphs.push_back(nll + " nats per token.");
-    }
+    if (verification.nll.delta_nll) section.paragraphs.push_back(nll_text(verification.nll));
   }
   return section;
 }
