@@ -78,16 +78,22 @@ void ignore_file_size_signal() {
   static_cast<void>(done);
 }
 
-// What a link names is replaced, not the link. A device or a pipe would become a file when that
-// gets its name: /dev/null, say.
+bool is_device(const std::filesystem::file_status& status) {
+  return std::filesystem::exists(status) && !std::filesystem::is_directory(status) &&
+         !std::filesystem::is_regular_file(status);
+}
+
+// What a link names is replaced, not the link: /dev/stdout, say, may lead to a file.
 std::string replaceable_path(const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (fs::is_directory(status)) throw FileError(path + ": is a folder, expected a file to write");
-  if (fs::exists(status) && !fs::is_regular_file(status)) {
-    throw FileError(path + ": is no regular file, and a finished file cannot take its place; " +
-                    "choose another name");
+  if (fs::is_directory(status)) {
+    throw FileError(path + ": is a folder, expected the name of a file to write");
+  }
+  if (is_device(status)) {
+    throw FileError(path + ": is a device or a pipe, which a file would replace; choose another " +
+                    "name");
   }
   if (!fs::is_symlink(path, error)) return path;
   const fs::path real = fs::weakly_canonical(path, error);
@@ -329,7 +335,27 @@ std::string read_text_file(const std::string& path) {
   return text;
 }
 
+namespace {
+
+void write_to_device(const std::string& path, std::string_view text) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) fail_file(path, "cannot be opened", errno);
+  const Descriptor descriptor(fd);
+  while (!text.empty()) {
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_file(path, "cannot be written", errno);
+    text.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+}  // namespace
+
 void write_text_file(const std::string& path, std::string_view text) {
+  struct stat named {};
+  if (::stat(path.c_str(), &named) == 0 && (S_ISCHR(named.st_mode) || S_ISFIFO(named.st_mode))) {
+    return write_to_device(path, text);
+  }
   AtomicFile file(path);
   file.write(text);
   file.commit();
@@ -369,6 +395,8 @@ std::string contained_path(const std::string& folder, std::string_view name,
 }
 
 void require_file_place(const std::string& path) {
+  std::error_code error;
+  if (is_device(std::filesystem::status(path, error))) return;
   const std::string folder = folder_of(replaceable_path(path));
   if (!std::filesystem::is_directory(folder)) {
     throw FileError(path + ": there is no folder " + folder +

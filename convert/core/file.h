@@ -98,8 +98,9 @@ class AtomicFile {
 void read_file_in_pieces(const std::string& path,
                          const std::function<void(std::span<const std::byte>)>& use);
 std::string read_text_file(const std::string& path);
-void write_text_file(const std::string& path, std::string_view text);  // through AtomicFile
-bool file_exists(const std::string& path);                             // anything of that name
+/// Through AtomicFile; into a pipe or a device such as /dev/stdout as it is.
+void write_text_file(const std::string& path, std::string_view text);
+bool file_exists(const std::string& path);  // anything of that name
 
 /// `folder`/`name` for a file name that comes from inside another file (an index). FormatError,
 /// beginning with `source`, unless it is a plain base name and what it names, links followed, lies
@@ -111,8 +112,8 @@ std::string contained_path(const std::string& folder, std::string_view name,
 
 /// Bytes that an unprivileged process can still write to the file system that holds `folder`.
 uint64_t available_bytes(const std::string& folder);
-/// To be called before long work at whose end an AtomicFile is written: FileError if `path` names
-/// something else than a regular file, or a folder that is not there or takes no new files.
+/// To be called before long work at whose end a file is written: FileError if `path` names a
+/// folder, or lies in one that is not there or takes no new files.
 void require_file_place(const std::string& path);
 /// To be called before long work whose result goes into `folder`, which must exist: throws
 /// FileError if no file can be written there, ResourceError if fewer than `bytes` are free.

@@ -165,7 +165,21 @@ TEST(AtomicFile, RefusesAFolderAndAPipe) {
   EXPECT_THAT([&] { AtomicFile file(folder.file("folder")); },
               ThrowsMessage<FileError>(HasSubstr("folder: is a folder")));
   EXPECT_THAT([&] { AtomicFile file(folder.file("pipe")); },
-              ThrowsMessage<FileError>(HasSubstr("pipe: is no regular file")));
+              ThrowsMessage<FileError>(HasSubstr("pipe: is a device or a pipe")));
+}
+
+TEST(WriteTextFile, WritesIntoAPipeInsteadOfTakingItsPlace) {
+  const TemporaryDirectory folder;
+  const std::string pipe = folder.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+
+  write_text_file(pipe, "hello");
+
+  char text[8] = {};
+  EXPECT_EQ(::read(reader, text, sizeof text), 5);
+  ::close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
 }
 
 TEST(AtomicFile, GoesOnAfterInterruptionsAndShortWrites) {
