@@ -30,12 +30,26 @@ int splits_of(const AttentionOp& op, int max_segments, const DeviceLimits& limit
   return std::clamp(limits.multiprocessors / op.n_kv_heads, 1, max_segments);
 }
 
+/// Bytes of all results between the stages of a step program, at most.
+uint64_t step_vectors_bytes(const Program& program) {
+  uint64_t bytes = 0;
+  for (const Op& op : program.ops) {
+    if (const auto* linear = std::get_if<LinearOp>(&op.kind);
+        linear && linear->out != program.logits)
+      bytes +=
+          step_vector_bytes(program.matrices[static_cast<size_t>(linear->matrix)].out_features);
+    else if (const auto* attention = std::get_if<AttentionOp>(&op.kind))
+      bytes += step_vector_bytes(int64_t{attention->n_heads} * attention->head_dim);
+  }
+  return bytes;
+}
+
 /// Bytes of the tables of a step program, each aligned.
-uint64_t step_table_bytes(uint64_t n_stages, int64_t widest_input, const DeviceLimits& limits) {
+uint64_t step_table_bytes(uint64_t n_stages, const Program& program, const DeviceLimits& limits) {
   const auto blocks = static_cast<uint64_t>(limits.multiprocessors);
-  return aligned(static_cast<uint64_t>(step_input_bytes(static_cast<int>(widest_input)))) +
-         aligned(n_stages * sizeof(StepStage)) + aligned(n_stages * blocks * sizeof(BlockShare)) +
-         aligned(n_stages * blocks * sizeof(WeightStream)) + aligned(n_stages * sizeof(int32_t));
+  return aligned(step_vectors_bytes(program)) + aligned(n_stages * sizeof(StepStage)) +
+         aligned(n_stages * blocks * sizeof(BlockShare)) +
+         aligned(n_stages * blocks * sizeof(WeightStream));
 }
 
 /// Stages that a program can have, at most: each needs a linear or an attention of its own.
@@ -436,11 +450,8 @@ class Builder {
 
   /// The steps and the head as stages of one kernel, if the device and all of them allow it.
   void add_step_program() {
-    const auto quantized_bytes =
-        static_cast<size_t>(step_input_bytes(static_cast<int>(widest_input(plan_.program))));
-    auto* quantized = take<std::byte>(quantized_bytes);
-    // Whole 16-byte pieces are read, with the padding that no stage writes.
-    ASSAY_CUDA(cudaMemsetAsync(quantized, 0, quantized_bytes, stream_));
+    const uint64_t vector_bytes = step_vectors_bytes(plan_.program);
+    auto* vectors = take<std::byte>(vector_bytes);
     uint64_t bytes = 0, n_linears = 0;
     const auto count = [&](const LinearStep& linear) {
       ++n_linears;
@@ -450,10 +461,10 @@ class Builder {
     for (const Step& step : plan_.steps)
       if (const auto* linear = std::get_if<LinearStep>(&step)) count(*linear);
     count(plan_.head);
-    StepTables tables(limits_, quantized, bytes / n_linears);
+    StepTables tables(limits_, vectors, vector_bytes, bytes / n_linears);
     for (const Step& step : plan_.steps) {
       if (const auto* linear = std::get_if<LinearStep>(&step))
-        tables.add_linear(linear->arguments, true);
+        tables.add_linear(linear->arguments);
       else if (const auto* attention = std::get_if<AttentionStep>(&step))
         tables.add_attention(attention->arguments);
       else
@@ -461,7 +472,7 @@ class Builder {
     }
     GemvArguments head = plan_.head.arguments;
     head.x = device(plan_.program.residual).data;  // the only row is the selected one
-    tables.add_linear(head, true);
+    tables.add_linear(head);
     if (!tables.can_run()) return;
     StepProgram program;
     program.grid = limits_.multiprocessors;
@@ -471,7 +482,6 @@ class Builder {
     program.arguments.streams = upload(tables.streams());
     program.arguments.positions = plan_.positions;
     program.arguments.sequences = plan_.sequences;
-    program.arguments.arrivals = take<int32_t>(tables.stages().size());
     plan_.step_program = program;
   }
 
@@ -590,7 +600,7 @@ std::vector<LedgerItem> estimate(const Checkpoint& checkpoint, const Program& pr
   const auto context = static_cast<uint64_t>(context_of(program, options));
   for (const RopeSpec& rope : program.ropes)
     small += 2 * aligned(context * static_cast<uint64_t>(rope.rotary_dims) * 2);
-  small += step_table_bytes(most_stages(program), widest_input(program), limits);
+  small += step_table_bytes(most_stages(program), program, limits);
   ledger.push_back({"norms, biases, tables", small});
   uint64_t cache = 0;
   for (const CacheLayerSpec& layer : program.cache_layers)

@@ -82,24 +82,44 @@ __device__ __forceinline__ float scale_value(uint32_t bits, ScaleType type) {
   return value;
 }
 
-/// Quantizes four consecutive columns per lane (one group of 128 per warp) into the operand order
-/// of DeviceActivations. All pointers are those of the token.
+/// Where quantized groups go, in the operand order of DeviceActivations. All pointers are those of
+/// the token.
 struct GroupTarget {
   uint32_t* planes;
-  int32_t* sums16;
+  int32_t* sums16;  // null: nobody reads them
   int32_t* sums32;
   int32_t* sums128;
   float* scales;
+
+  /// The four columns from 4·word on.
+  __device__ __forceinline__ void set_planes(int group, int word, uint32_t high,
+                                             uint32_t low) const {
+    const int base = (group * 2 + word / 16) * 32 + (word % 4) * 4 + word % 16 / 4;
+    planes[base] = high;
+    planes[base + 16] = low;
+  }
+  __device__ __forceinline__ void set_sum16(int group, int i, int32_t sum) const {
+    if (sums16 != nullptr) sums16[group * 8 + i] = sum;
+  }
+  __device__ __forceinline__ void set_sum32(int group, int i, int32_t sum) const {
+    sums32[group * 4 + i] = sum;
+  }
+  __device__ __forceinline__ void set_scale(int group, int32_t sum, float scale) const {
+    sums128[group] = sum;
+    scales[group] = scale;
+  }
 };
 
 /// Largest magnitude that a group may have, as bits: 32,639·2^100.
 inline constexpr uint32_t kLargestActivation = (241u << 23) | 0x7efe00u;
 
-/// Without a look at whether the group may be quantized: it may not if the result, the bits of its
-/// largest magnitude, is above kLargestActivation. No branch, so that several groups overlap;
-/// stores nothing unless `stores`.
+/// Quantizes four consecutive columns per lane, one group of 128 per warp, without a look at
+/// whether the group may be quantized: it may not if the result, the bits of its largest magnitude,
+/// is above kLargestActivation. No branch, so that several groups overlap; stores nothing unless
+/// `stores`.
+template <typename Target>
 __device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4], int group,
-                                                             int lane, const GroupTarget& out,
+                                                             int lane, const Target& out,
                                                              bool stores = true) {
   uint32_t top = 0;
 #pragma unroll
@@ -122,29 +142,22 @@ __device__ __forceinline__ uint32_t quantize_group_unchecked(const float (&y)[4]
                                     __byte_perm(shifted[2], shifted[3], 0x0051), 0x5410);
   int high_sum = __dp4a(static_cast<int>(high), 0x01010101, 0);
   int low_sum = __dp4a(static_cast<int>(low), 0x01010101, 0);
-  const int base =
-      (group * 2 + lane / 16) * 32 + (lane % 4) * 4 + (lane % 16) / 8 * 2 + (lane % 8) / 4;
-  if (stores) {
-    out.planes[base] = high;
-    out.planes[base + 16] = low;
-  }
+  if (stores) out.set_planes(group, lane, high, low);
 #pragma unroll
   for (int mask = 1; mask <= 2; mask <<= 1) {
     high_sum += __shfl_xor_sync(0xffffffffu, high_sum, mask);
     low_sum += __shfl_xor_sync(0xffffffffu, low_sum, mask);
   }
   if (stores && lane % 4 == 0)
-    out.sums16[group * 8 + lane / 4] =
-        (high_sum & 0xffff) | static_cast<int>(static_cast<uint32_t>(low_sum) << 16);
+    out.set_sum16(group, lane / 4,
+                  (high_sum & 0xffff) | static_cast<int>(static_cast<uint32_t>(low_sum) << 16));
   int sum = 256 * high_sum + low_sum;
   sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-  if (stores && lane % 8 == 0) out.sums32[group * 4 + lane / 8] = sum;
+  if (stores && lane % 8 == 0) out.set_sum32(group, lane / 8, sum);
   sum += __shfl_xor_sync(0xffffffffu, sum, 8);
   sum += __shfl_xor_sync(0xffffffffu, sum, 16);
-  if (stores && lane == 0) {
-    out.sums128[group] = sum;
-    out.scales[group] = __uint_as_float(static_cast<uint32_t>(127 + e) << 23);
-  }
+  if (stores && lane == 0)
+    out.set_scale(group, sum, __uint_as_float(static_cast<uint32_t>(127 + e) << 23));
   return top;
 }
 
@@ -221,8 +234,9 @@ __device__ __forceinline__ uint32_t quantize_four_groups(const float (&y)[4][4],
   return stores ? top : 0;
 }
 
+template <typename Target>
 __device__ __forceinline__ void quantize_group(const float (&y)[4], int group, int lane,
-                                               const GroupTarget& out, int32_t fault_op,
+                                               const Target& out, int32_t fault_op,
                                                DeviceFault* fault) {
   const uint32_t top = quantize_group_unchecked(y, group, lane, out);
   if (top > kLargestActivation && lane == 0)

@@ -24,9 +24,9 @@ __device__ float packed_value(const DeviceMatrix& m, int row, int column) {
     const uint32_t word = codes[((half * 2 + block / 2) * 32 + lane) * 4 + (block & 1) * 2 + upper];
     code = static_cast<int>((word >> (8 * byte)) & 0xffu);
   } else {
-    const bool super4 = m.kind == MatrixKind::kSuper4;
-    const uint32_t word = codes[(half * 32 + lane) * 4 + (super4 ? block / 2 * 2 + upper : block)];
-    code = static_cast<int>((word >> (8 * byte + 4 * (super4 ? block & 1 : upper))) & 0xfu);
+    const bool pairs = has_block_pairs(m.kind);
+    const uint32_t word = codes[(half * 32 + lane) * 4 + (pairs ? block / 2 * 2 + upper : block)];
+    code = static_cast<int>((word >> (8 * byte + 4 * (pairs ? block & 1 : upper))) & 0xfu);
     if (m.kind == MatrixKind::kSuper6) {
       const uint32_t high = codes[(64 + lane) * 4 + half * 2 + block / 2];
       code |= static_cast<int>((high >> (8 * byte + (block & 1) * 4 + upper * 2)) & 3u) << 4;

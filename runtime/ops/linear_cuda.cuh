@@ -14,8 +14,8 @@ inline constexpr int kWords = words_per_group(kKind) / 32;  // 16-byte words per
 template <MatrixKind kKind>
 inline constexpr int kQuantumGroups = kWords<kKind> <= 2 ? 4 : (kWords<kKind> <= 4 ? 2 : 1);
 
-/// Operands of mma for block j of 32 columns, from the codes of one group. kHighInPlace: those of
-/// odd blocks of kSuper4 are sixteenfold.
+/// Operands of mma for block j of 32 columns, from the codes of one group. kHighInPlace: where
+/// has_block_pairs(), those of odd blocks are sixteenfold.
 template <MatrixKind kKind, bool kHighInPlace = false>
 __device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_t (&a)[4]) {
   const auto component = [](const uint4& v, int i) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_
     a[2] = component(first, (j & 1) * 2 + 1);
     a[1] = component(second, (j & 1) * 2);
     a[3] = component(second, (j & 1) * 2 + 1);
-  } else if constexpr (kKind == MatrixKind::kSuper4) {
+  } else if constexpr (has_block_pairs(kKind)) {
     const int shift = kHighInPlace ? 0 : (j & 1) * 4;
     const uint32_t mask = kHighInPlace && (j & 1) ? 0xf0f0f0f0u : 0x0f0f0f0fu;
     a[0] = (component(words[0], j / 2 * 2) >> shift) & mask;
@@ -36,20 +36,15 @@ __device__ __forceinline__ void code_operands(const uint4* words, int j, uint32_
     a[1] = (component(words[1], j / 2 * 2) >> shift) & mask;
     a[3] = (component(words[1], j / 2 * 2 + 1) >> shift) & mask;
   } else {
+    static_assert(kKind == MatrixKind::kSuper6);
     const uint32_t first = component(words[0], j), second = component(words[1], j);
-    a[0] = first & 0x0f0f0f0fu;
-    a[2] = (first >> 4) & 0x0f0f0f0fu;
-    a[1] = second & 0x0f0f0f0fu;
-    a[3] = (second >> 4) & 0x0f0f0f0fu;
-    if constexpr (kKind == MatrixKind::kSuper6) {
-      const uint32_t high_first = component(words[2], j / 2),
-                     high_second = component(words[2], 2 + j / 2);
-      const int shift = (j & 1) * 4;
-      a[0] |= ((high_first >> shift) & 0x03030303u) << 4;
-      a[2] |= ((high_first >> (shift + 2)) & 0x03030303u) << 4;
-      a[1] |= ((high_second >> shift) & 0x03030303u) << 4;
-      a[3] |= ((high_second >> (shift + 2)) & 0x03030303u) << 4;
-    }
+    const uint32_t high_first = component(words[2], j / 2),
+                   high_second = component(words[2], 2 + j / 2);
+    const int shift = (j & 1) * 4;
+    a[0] = (first & 0x0f0f0f0fu) | ((high_first >> shift) & 0x03030303u) << 4;
+    a[2] = ((first >> 4) & 0x0f0f0f0fu) | ((high_first >> (shift + 2)) & 0x03030303u) << 4;
+    a[1] = (second & 0x0f0f0f0fu) | ((high_second >> shift) & 0x03030303u) << 4;
+    a[3] = ((second >> 4) & 0x0f0f0f0fu) | ((high_second >> (shift + 2)) & 0x03030303u) << 4;
   }
 }
 
@@ -184,10 +179,12 @@ __device__ __forceinline__ void read_weights(const DeviceMatrix& m, const uint8_
 }
 
 /// Exact integer sums of one group: rows r and r + 8 against the two planes of the lane's token.
-/// kSuper4: those of odd blocks are sixteenfold.
+/// Where has_block_pairs(), even and odd blocks have sums of their own, those of odd ones
+/// sixteenfold.
 template <MatrixKind kKind, int kPieces>
 struct GroupSums {
   static constexpr int kCount = kKind == MatrixKind::kSuper4    ? 4
+                                : has_block_pairs(kKind)        ? (kPieces == 1 ? 2 : 4)
                                 : kKind == MatrixKind::kSuper6  ? 8
                                 : kKind == MatrixKind::kFloat16 ? 2
                                                                 : kPieces;
@@ -217,8 +214,9 @@ __device__ __forceinline__ void add_products(const uint4* words, const uint32_t 
     } else if constexpr (kKind == MatrixKind::kSuper6) {
       mma_u8_s8_k16(sums.c[2 * j], a[0], a[1], b[2 * j]);
       mma_u8_s8_k16(sums.c[2 * j + 1], a[2], a[3], b[2 * j + 1]);
-    } else if constexpr (kKind == MatrixKind::kSuper4) {
-      mma_u8_s8(sums.c[j], a, b[2 * j], b[2 * j + 1]);
+    } else if constexpr (has_block_pairs(kKind)) {
+      constexpr int kCount = GroupSums<kKind, kPieces>::kCount;
+      mma_u8_s8(sums.c[j % kCount], a, b[2 * j], b[2 * j + 1]);
     } else {
       mma_u8_s8(sums.c[j * kPieces / 4], a, b[2 * j], b[2 * j + 1]);
     }
@@ -289,7 +287,16 @@ __device__ __forceinline__ void group_terms(const GroupSums<kKind, kPieces>& sum
                                        : component_of(x.sums32, 2 * piece) +
                                              component_of(x.sums32, 2 * piece + 1);
         const float scale = __fmul_rn(w.scale[half][piece], x.scale);
-        const int both = 256 * sums.c[piece][2 * half] + sums.c[piece][2 * half + 1];
+        const auto planes = [&](int i) {
+          return 256 * sums.c[i][2 * half] + sums.c[i][2 * half + 1];
+        };
+        int both;
+        if constexpr (!has_block_pairs(kKind))
+          both = planes(piece);
+        else if constexpr (kPieces == 4)
+          both = piece % 2 == 0 ? planes(piece) : planes(piece) >> 4;  // exact
+        else
+          both = planes(2 * piece) + (planes(2 * piece + 1) >> 4);
         if constexpr (kKind == MatrixKind::kAffine4) {
           emit(half, 2 * piece, __int2float_rn(both), scale);
           emit(half, 2 * piece + 1, __int2float_rn(sum),

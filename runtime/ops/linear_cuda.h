@@ -31,10 +31,10 @@ enum class ScaleType : int32_t { kF16, kBF16, kF32 };
 /// segment), each one contiguous piece of memory that starts and ends at multiples of 128 bytes.
 /// A unit is a header, the scales of its rows, then the codes of its four groups of 128 columns.
 /// Inside a group the codes of one lane (row r = lane / 4 and r + 8, t = lane % 4) are 16-byte
-/// words that hold, per block j of 32 columns, columns 32j + 4t … + 3 in the low and 32j + 16 + 4t
-/// … + 3 in the high nibbles (4 bits), or as two 4-byte words (8 bits): the operand order of
-/// mma.m16n8k32. kSuper4 has two blocks in two words, in the low and in the high nibbles, so that a
-/// block's codes can be used where they lie. Groups past the end of a row have codes of zero bits.
+/// words that hold, per block j of 32 columns, columns 32j + 4t … + 3 and 32j + 16 + 4t … + 3 as
+/// two 4-byte words: the operand order of mma.m16n8k32. Codes of 4 bits of block j + 1, j even, lie
+/// in the high nibbles of block j's, where they can be used as they lie; of kSuper6 columns 32j +
+/// 16 + 4t … + 3 lie above 32j + 4t … + 3. Groups past the end of a row have codes of zero bits.
 struct DeviceMatrix {
   const std::byte* units = nullptr;  // (tiles, segments, unit_bytes)
   MatrixKind kind = MatrixKind::kGroup4;
@@ -69,6 +69,11 @@ ASSAY_HD constexpr int words_per_group(MatrixKind kind) {
       return 256;
   }
   return 0;
+}
+
+/// Whether codes are of 4 bits, two blocks of 32 columns in the nibbles of two words.
+ASSAY_HD constexpr bool has_block_pairs(MatrixKind kind) {
+  return kind == MatrixKind::kGroup4 || kind == MatrixKind::kAffine4 || kind == MatrixKind::kSuper4;
 }
 
 /// Sets extra_at, header_bytes and unit_bytes from kind, pieces, scale type and zero point.

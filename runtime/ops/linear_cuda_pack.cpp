@@ -83,10 +83,10 @@ void put_bytes(const uint8_t* codes, int r, uint32_t* group) {
 void put_nibbles(const uint8_t* codes, MatrixKind kind, int r, uint32_t* group) {
   uint8_t low[4][16], upper[2][16] = {};
   for (int j = 0; j < 4; ++j) {
-    // kSuper4: two blocks in a word, or else the halves of one.
-    const bool super4 = kind == MatrixKind::kSuper4;
-    const uint8_t* first = codes + (super4 ? j / 2 * 64 + j % 2 * 16 : 32 * j);
-    const uint8_t* second = first + (super4 ? 32 : 16);
+    // Two blocks in a word, or the halves of one.
+    const bool pairs = has_block_pairs(kind);
+    const uint8_t* first = codes + (pairs ? j / 2 * 64 + j % 2 * 16 : 32 * j);
+    const uint8_t* second = first + (pairs ? 32 : 16);
     for (int i = 0; i < 16; ++i)
       low[j][i] = static_cast<uint8_t>((first[i] & 15) | (second[i] & 15) << 4);
   }

@@ -47,22 +47,22 @@ __device__ __forceinline__ float ascending_sum(const float* from, int n, int str
 }
 
 __device__ __forceinline__ void wait_barrier(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (done == 0) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{ .reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
+  asm volatile(
+      "{ .reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "  @!done bra again; }" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
 #else
+  uint32_t done = 0;
+  while (done == 0)
     asm volatile(
         "{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
         : "=r"(done)
         : "r"(barrier), "r"(parity)
         : "memory");
 #endif
-  }
 }
 
 /// Zeros that operands_at() may be replaced by.
@@ -141,26 +141,25 @@ __device__ __forceinline__ void single_unit(const DeviceMatrix& m, Ring& ring, c
       for (int k = 0; k < 4; ++k) sums[0].c[i][k] += sums[1].c[i][k];
   }
   const int t = lane % 4, mine = min(first + t, m.groups - 1);
+  const bool is_there = first + t < m.groups;
   const GroupInput input = load_input<kKind, kPieces>(in.scales, in.sums128, in.sums32, in.sums16,
                                                       static_cast<size_t>(mine));
   float values[2][kTerms<kKind, kPieces>], factors[2][kTerms<kKind, kPieces>];
   group_terms<kKind, kPieces>(sums[0], weights, input,
                               [&](int half, int i, float value, float factor) {
-                                values[half][i] = value;
-                                factors[half][i] = factor;
+                                // Past the row's end what changes no sum: −0.
+                                values[half][i] = is_there ? value : -0.0f;
+                                factors[half][i] = is_there ? factor : 0.0f;
                                 worst = max(worst, __float_as_uint(factor) & 0x7fffffffu);
                               });
 #pragma unroll
   for (int g = 0; g < kSegmentGroups; ++g) {
-    const bool there = first + g < m.groups;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = acc[half];
 #pragma unroll
       for (int i = 0; i < kTerms<kKind, kPieces>; ++i)
-        sum = __fmaf_rn(values[half][i], factors[half][i], sum);
-      sum = __shfl_sync(0xffffffffu, sum, (lane & 28) | g);
-      if (there) acc[half] = sum;
+        acc[half] = __fmaf_rn(values[half][i], factors[half][i], acc[half]);
+      acc[half] = __shfl_sync(0xffffffffu, acc[half], (lane & 28) | g);
     }
   }
 }

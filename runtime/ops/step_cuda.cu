@@ -28,11 +28,11 @@ constexpr int kRowBytes = 1024;      // of a warp's block of the norm
 
 }  // namespace
 
-StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles, bool has_norm) {
+StepLinearLayout step_linear_layout(const DeviceMatrix& m, int chunk_tiles, bool has_norm,
+                                    bool has_sums16) {
   StepLinearLayout at;
   int offset = 0;
-  at.inputs = input_layout(offset, m.groups, 1);
-  at.input_bytes = offset;
+  at.inputs = input_layout(offset, m.groups, 1, has_sums16);
   at.partial = offset;
   at.sums = step::align_up(offset + (m.columns + 255) / 256 * 4, 16);
   at.outputs = at.sums + chunk_tiles * m.segments * kTileRows * 4;
@@ -85,10 +85,9 @@ int step_chunk_tiles(const DeviceMatrix& m, int granule) {
   return std::max(1, kSumBytes / (m.segments * kTileRows * 4) / granule) * granule;
 }
 
-int step_input_bytes(int columns) {
-  int bytes = 0;
-  static_cast<void>(input_layout(bytes, (columns + kGroupColumns - 1) / kGroupColumns, 1));
-  return bytes;
+uint64_t step_vector_bytes(int64_t columns) {
+  const auto groups = static_cast<uint64_t>((columns + kGroupColumns - 1) / kGroupColumns);
+  return groups * kGroupColumns * 4;  // more than quantized
 }
 
 bool step_has_attention(const AttentionArguments& a) {
@@ -107,6 +106,16 @@ int step_most_parts(const AttentionArguments& a, bool whole_groups) {
 
 namespace {
 
+constexpr int kResetThreads = 256;
+
+/// No result is there.
+__global__ __launch_bounds__(kResetThreads) void reset_kernel(uint4* vectors, uint64_t n) {
+  const uint64_t step = static_cast<uint64_t>(gridDim.x) * kResetThreads;
+  for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * kResetThreads + threadIdx.x; i < n;
+       i += step)
+    vectors[i] = make_uint4(kNotThere, kNotThere, kNotThere, kNotThere);
+}
+
 template <CacheType kType>
 void launch_with(const StepArguments& arguments, int grid, cudaStream_t stream) {
   switch (arguments.head_dim) {
@@ -124,8 +133,9 @@ void launch_with(const StepArguments& arguments, int grid, cudaStream_t stream) 
 }  // namespace
 
 void launch_step(const StepArguments& arguments, int grid, cudaStream_t stream) {
-  ASSAY_CUDA(cudaMemsetAsync(arguments.arrivals, 0,
-                             sizeof(int32_t) * static_cast<size_t>(arguments.n_stages), stream));
+  reset_kernel<<<static_cast<unsigned>(2 * grid), kResetThreads, 0, stream>>>(
+      reinterpret_cast<uint4*>(arguments.vectors), arguments.vector_bytes / sizeof(uint4));
+  ASSAY_CUDA(cudaGetLastError());
   switch (arguments.cache_type) {
     case CacheType::kF16:
       return launch_with<CacheType::kF16>(arguments, grid, stream);

@@ -29,7 +29,8 @@ inline constexpr int kThreads = kWarps * 32;
 inline constexpr int kEntries = 8;            // pieces of weights on their way to one warp, at most
 inline constexpr int kLeastPiece = 3 * 1024;  // bytes
 inline constexpr int kHeldBlocks = 2;         // of 256 columns that a warp keeps in registers
-inline constexpr int kMergeSegments = 32;     // attention segments merged at a time
+inline constexpr uint64_t kEvictFirst = 0x12f0000000000000;  // as createpolicy gives it
+inline constexpr int kMergeSegments = 32;                    // attention segments merged at a time
 
 __host__ __device__ constexpr int align_up(int bytes, int to) { return (bytes + to - 1) / to * to; }
 
@@ -59,7 +60,7 @@ struct alignas(16) WarpState {
   uint32_t room;               // bytes of the ring that are free
   uint32_t taken, offset;      // pieces that were used, and where the next lies
   int32_t record;              // where the record of the stage lies
-  int32_t begin;               // first tile of the chunk; attention: arrivals that it counts for
+  int32_t begin;               // first tile of the chunk
 };
 
 // Shared memory: barriers, how far each warp is, zeros, stage records, then what a stage works
@@ -160,22 +161,52 @@ __device__ __forceinline__ uint32_t place_piece(uint32_t& offset, uint32_t bytes
   return at;
 }
 
+/// A WeightStream in registers.
+struct OpenStream {
+  const std::byte* units;
+  int n_units, unit_bytes, first_bytes, rest_bytes, last_bytes, segments, segment_step, parts;
+
+  /// Two loads: a copy of the struct would be one of each byte.
+  __device__ __forceinline__ void load(const uint8_t* from) {
+    const uint4 a = reinterpret_cast<const uint4*>(from)[0];
+    const uint4 b = reinterpret_cast<const uint4*>(from)[1];
+    units = reinterpret_cast<const std::byte*>(static_cast<uint64_t>(a.y) << 32 | a.x);
+    n_units = static_cast<int>(a.z);
+    unit_bytes = static_cast<int>(a.w);
+    first_bytes = static_cast<int>(b.x & 0xffffu);
+    rest_bytes = static_cast<int>(b.x >> 16);
+    last_bytes = static_cast<int>(b.y & 0xffffu);
+    segments = static_cast<int>(b.y >> 16);
+    segment_step = static_cast<int>(b.z & 0xffu);
+    parts = static_cast<int>(b.z >> 8 & 0xffu);
+  }
+};
+
 /// A warp's ring of weights. Where a piece was used the warp asks for the next one that has room,
 /// whatever stage it belongs to.
 class StreamRing {
  public:
-  __device__ __forceinline__ StreamRing(const WarpState& state, int warp, int lane)
+  /// Of streams from `later` on `held` bytes of the ring are kept free.
+  __device__ __forceinline__ StreamRing(const WarpState& state, int warp, int lane, int later,
+                                        uint32_t held)
       : state_(state),
-        stream_(stream_at(max(state.stream - 1, 0))),
+        later_(later),
+        held_(held),
         memory_(constants().rings + warp * constants().arguments.ring_bytes),
         barriers_(shared_address(shared_at(kFullAt)) + static_cast<uint32_t>(warp) * kEntries * 8),
         ring_bytes_(static_cast<uint32_t>(constants().arguments.ring_bytes)),
         warp_(warp),
-        lane_(lane) {}
-  /// Asks for what there is room for, and keeps where the warp is in its stream.
-  __device__ __forceinline__ void save(WarpState& state) {
+        lane_(lane) {
+    open_stream(max(state.stream - 1, 0));
+  }
+  /// Asks for what there is room for.
+  __device__ __forceinline__ void fill() {
+    held_ = 0;
 #pragma unroll 1
     while (ask()) continue;
+  }
+  /// Keeps where the warp is in its stream.
+  __device__ __forceinline__ void save(WarpState& state) {
     __syncwarp();  // all lanes have read it
     if (lane_ == 0) {
       state.source = state_.source;
@@ -198,17 +229,17 @@ class StreamRing {
     wait_barrier(barriers_ + state_.taken % kEntries * 8, state_.taken / kEntries & 1);
     return shared_at(memory_ + static_cast<int>(at));
   }
-  /// Hands back the piece.
-  __device__ __forceinline__ void release() {
+  /// Hands back the piece, and asks for another if it `asks` or if none is on its way.
+  __device__ __forceinline__ void release(bool asks) {
     __syncwarp();
     state_.room += piece_;
     ++state_.taken;
-    static_cast<void>(ask());
+    if (asks || state_.asked == state_.taken) static_cast<void>(ask());
   }
 
  private:
-  __device__ __forceinline__ static const WeightStream& stream_at(int stream) {
-    return reinterpret_cast<const WeightStream*>(shared_at(constants().streams))[stream];
+  __device__ __forceinline__ void open_stream(int stream) {
+    stream_.load(shared_at(constants().streams + stream * static_cast<int>(sizeof(WeightStream))));
   }
 
   /// Asks for the next piece if there is one, and room for it.
@@ -216,22 +247,23 @@ class StreamRing {
     if (state_.units_left == 0) {
       do {
         if (state_.stream == constants().arguments.n_streams) return false;
-        stream_ = stream_at(state_.stream++);
+        open_stream(state_.stream++);
         state_.units_left = (stream_.n_units - warp_ + kWarps - 1) / kWarps;
       } while (state_.units_left == 0);
       state_.source = stream_.units + warp_ * stream_.unit_bytes;
       state_.segment = warp_;
       while (state_.segment >= stream_.segments) state_.segment -= stream_.segments;
     }
-    if (state_.asked == state_.taken) {  // an empty ring has room for any piece
-      state_.ask_offset = state_.offset = 0;
-      state_.room = ring_bytes_;
-    }
     const auto bytes =
         static_cast<uint32_t>(state_.part == 0 ? stream_.first_bytes : stream_.rest_bytes);
     uint32_t offset = state_.ask_offset, given;
-    const uint32_t at = place_piece(offset, bytes, ring_bytes_, given);
-    if (given > state_.room) return false;
+    uint32_t at = place_piece(offset, bytes, ring_bytes_, given);
+    if (given + (state_.stream > later_ ? held_ : 0) > state_.room) {
+      if (state_.asked != state_.taken) return false;
+      at = state_.offset = 0;  // an empty ring has room for any piece
+      state_.room = ring_bytes_;
+      given = offset = bytes;
+    }
     state_.room -= given;
     state_.ask_offset = offset;
     uint32_t copied = bytes;
@@ -240,19 +272,17 @@ class StreamRing {
       const int codes = max(0, min(rest, stream_.last_bytes - state_.part * rest));
       copied = bytes - static_cast<uint32_t>(rest - codes);
     }
-    if (lane_ == 0) {
-      const uint32_t barrier = barriers_ + state_.asked % kEntries * 8;
-      uint64_t once;  // weights are read once per step: they leave the cache first
-      asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-      asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(copied)
-                   : "memory");
-      if (copied != 0)
-        asm volatile(
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-            "[%0], [%1], %2, [%3], %4;" ::"r"(shared_address(shared_at(memory_)) + at),
-            "l"(state_.source), "r"(copied), "r"(barrier), "l"(once)
-            : "memory");
-    }
+    // By one lane. Weights are read once per step: they leave the cache first.
+    asm volatile(
+        "{ .reg .pred one, more;\n"
+        "  elect.sync _|one, 0xffffffff;\n"
+        "  setp.ne.and.u32 more, %2, 0, one;\n"
+        "  @one mbarrier.arrive.expect_tx.shared.b64 _, [%3], %2;\n"
+        "  @more cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1], %2, [%3], %4; }" ::"r"(shared_address(shared_at(memory_)) + at),
+        "l"(state_.source), "r"(copied), "r"(barriers_ + state_.asked % kEntries * 8),
+        "n"(kEvictFirst)
+        : "memory");
     ++state_.asked;
     state_.source += bytes;
     if (++state_.part == stream_.parts) {
@@ -266,12 +296,23 @@ class StreamRing {
   }
 
   WarpState state_;
-  WeightStream stream_;  // of what is asked for
+  OpenStream stream_;  // of what is asked for
+  int later_;
+  uint32_t held_;
   int memory_;
   uint32_t barriers_, ring_bytes_;
   int warp_, lane_;
   uint32_t piece_ = 0;
 };
+
+/// Asks for what a warp's ring has room for.
+__device__ __forceinline__ void fill_ring() {
+  const Thread me;
+  WarpState& state = state_of(me.warp);
+  StreamRing ring(state, me.warp, me.lane, constants().arguments.n_streams, 0);
+  ring.fill();
+  ring.save(state);
+}
 
 /// The units of one stage in it, in parts of kGroups groups.
 template <MatrixKind kKind, int kGroups>
@@ -285,16 +326,19 @@ class UnitRing {
     return reinterpret_cast<const uint4*>(piece_ + header);
   }
   __device__ __forceinline__ const uint8_t* header() const { return piece_; }
-  __device__ __forceinline__ void release() { ring_.release(); }
+  __device__ __forceinline__ void release() { ring_.release(asks_); }
+  /// Whether to ask for more with each part that is handed back.
+  __device__ __forceinline__ void set_asks(bool asks) { asks_ = asks; }
 
  private:
   static constexpr uint32_t kPartBytes = static_cast<uint32_t>(kGroups * kWords<kKind> * 32 * 16);
   StreamRing& ring_;
   int header_bytes_;
   const uint8_t* piece_ = nullptr;
+  bool asks_ = true;
 };
 
-// Between stages. Results of a thread block are visible to those that saw its arrival.
+// Between stages. Each word of a result tells itself whether it is there.
 
 __device__ __forceinline__ void mark(const Thread& me, int stage, uint64_t StageTimes::*what) {
   if (me.index != 0) return;
@@ -303,38 +347,95 @@ __device__ __forceinline__ void mark(const Thread& me, int stage, uint64_t Stage
     times[static_cast<size_t>(stage) * constants().grid + blockIdx.x].*what = now();
 }
 
-/// Waits until all that the stage reads is there; all warps.
-__device__ __forceinline__ void wait_for_stage(const Thread& me, const StepStage& stage) {
-  if (me.index == 0) {
-    const int32_t awaited = stage.awaited;
-    const int32_t* counter = constants().arguments.arrivals + stage.index - 1;
-    int32_t arrived = awaited == 0 ? 0 : -1;
-    while (arrived < awaited)
-      asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(arrived) : "l"(counter) : "memory");
-  }
-  sync_computing();
-  mark(me, stage.index, &StageTimes::released);
-}
-
 __device__ __forceinline__ void copy_async(int to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(shared_at(to))),
                "l"(from)
                : "memory");
 }
 
-__device__ __forceinline__ GroupTarget target_at(uint8_t* base, const InputLayout& at) {
-  return {
-      reinterpret_cast<uint32_t*>(base + at.planes), reinterpret_cast<int32_t*>(base + at.sums16),
-      reinterpret_cast<int32_t*>(base + at.sums32), reinterpret_cast<int32_t*>(base + at.sums128),
-      reinterpret_cast<float*>(base + at.scales)};
+/// Words of an earlier result, past L1, as they are now.
+__device__ __forceinline__ uint4 load_handed(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from)
+               : "memory");
+  return v;
+}
+__device__ __forceinline__ float load_handed(const float* from) {
+  float v;
+  asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];" : "=f"(v) : "l"(from) : "memory");
+  return v;
+}
+__device__ __forceinline__ bool is_missing(float v) { return __float_as_uint(v) == kNotThere; }
+
+/// A number of an earlier result; waits for it if it is `handed`.
+__device__ __forceinline__ float take_handed(const float* from, bool handed) {
+  float v = load_handed(from);
+  while (handed && is_missing(v)) v = load_handed(from);
+  return v;
 }
 
-/// What the thread's result is added to, the row of its index among the share's; 0 past the end.
-__device__ __forceinline__ float load_before(const Thread& me, int record) {
-  const GemvArguments& a = stage_at(record).linear;
+/// Writes a number of a result.
+__device__ __forceinline__ void hand_on(float* to, float value) {
+  if (is_missing(value)) value = __uint_as_float(0x7fffffffu);
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(to), "f"(value) : "memory");
+}
+
+/// Quantized groups as they are handed on.
+struct HandedGroups {
+  std::byte* groups;
+
+  __device__ __forceinline__ void set_planes(int group, int word, uint32_t high,
+                                             uint32_t low) const {
+    set_pair(group, (word / 16 * 16 + word % 4 * 4 + word % 16 / 4) * 8, high, low);
+  }
+  __device__ __forceinline__ void set_sum16(int group, int i, int32_t sum) const {
+    set_word(group, kSumsAt + i * 4, sum);
+  }
+  __device__ __forceinline__ void set_sum32(int group, int i, int32_t sum) const {
+    set_word(group, kSumsAt + 32 + i * 4, sum);
+  }
+  __device__ __forceinline__ void set_scale(int group, int32_t sum, float scale) const {
+    set_pair(group, kSumsAt + 48, static_cast<uint32_t>(sum), __float_as_uint(scale));
+    set_pair(group, kSumsAt + 56, 0, 0);
+  }
+
+ private:
+  static constexpr int kSumsAt = 256;
+  __device__ __forceinline__ void set_word(int group, int at, int32_t value) const {
+    asm volatile(
+        "st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(groups + group * kHandedGroupBytes + at),
+        "r"(value)
+        : "memory");
+  }
+  /// Seen as a whole, as 64 bits are.
+  __device__ __forceinline__ void set_pair(int group, int at, uint32_t first,
+                                           uint32_t second) const {
+    asm volatile(
+        "st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(groups + group * kHandedGroupBytes + at),
+        "l"(static_cast<uint64_t>(second) << 32 | first)
+        : "memory");
+  }
+};
+
+__device__ __forceinline__ GroupTarget target_at(uint8_t* base, const InputLayout& at) {
+  return {reinterpret_cast<uint32_t*>(base + at.planes),
+          at.sums16 < 0 ? nullptr : reinterpret_cast<int32_t*>(base + at.sums16),
+          reinterpret_cast<int32_t*>(base + at.sums32),
+          reinterpret_cast<int32_t*>(base + at.sums128),
+          reinterpret_cast<float*>(base + at.scales)};
+}
+
+/// Where what the thread's result is added to lies, the row of its index among the share's; null
+/// past the end.
+__device__ __forceinline__ const float* residual_of(const Thread& me, int record) {
+  const StepStage& stage = stage_at(record);
   const int index = share_at(record).matrix;
   const int row = share_at(record).begin * kTileRows + me.index;
-  return row < a.matrices[index].rows ? __ldcg(a.out + a.out_offset[index] + row) : 0.0f;
+  return row < stage.linear.matrices[index].rows
+             ? stage.residual + stage.linear.out_offset[index] + row
+             : nullptr;
 }
 
 /// The first results of a share, before they are added to, are kept where outputs would be; by
@@ -343,12 +444,58 @@ __device__ __forceinline__ float* outputs_at(const StepLinearLayout& at) {
   return reinterpret_cast<float*>(shared_at(kWorkAt + at.outputs));
 }
 
-/// Starts to copy the input, which an earlier stage quantized, to shared memory.
+/// The input, which an earlier stage quantized, to shared memory.
 __device__ __forceinline__ void fetch_input(const Thread& me, const StepStage& stage) {
-  const std::byte* from = stage.quantized_input;
-  const int bytes = stage.layout.input_bytes;
-#pragma unroll 4
-  for (int i = me.index * 16; i < bytes; i += kThreads * 16) copy_async(kWorkAt + i, from + i);
+  constexpr int kPieces = kHandedGroupBytes / 32, kBatch = 3;
+  const auto* from = reinterpret_cast<const uint4*>(stage.quantized_input);
+  const GroupTarget target = target_at(shared_at(kWorkAt), stage.layout.inputs);
+  const int n = stage.layout.groups * kPieces;
+#pragma unroll 1
+  for (int base = me.index; base < n; base += kBatch * kThreads) {
+    uint4 v[kBatch][2];
+    bool missing;
+    do {
+      missing = false;
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = min(base + k * kThreads, n - 1);
+        v[k][0] = load_handed(from + 2 * i);
+        v[k][1] = load_handed(from + 2 * i + 1);
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const int i = min(base + k * kThreads, n - 1);
+        const bool is_sum = i % kPieces >= 8;  // elsewhere every second word may be anything
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint4& w = v[k][half];
+          missing = missing || w.x == kNotThere || w.z == kNotThere ||
+                    (is_sum && (w.y == kNotThere || w.w == kNotThere));
+        }
+      }
+    } while (missing);
+#pragma unroll
+    for (int k = 0; k < kBatch; ++k) {
+      const int i = min(base + k * kThreads, n - 1);
+      const int group = i / kPieces, piece = i % kPieces;
+      const uint4 a = v[k][0], b = v[k][1];
+      if (piece < 8) {
+        uint4* planes =
+            reinterpret_cast<uint4*>(target.planes) + group * 16 + piece / 4 * 8 + piece % 4;
+        planes[0] = make_uint4(a.x, a.z, b.x, b.z);
+        planes[4] = make_uint4(a.y, a.w, b.y, b.w);
+      } else if (piece == 8) {
+        if (target.sums16 == nullptr) continue;
+        uint4* sums = reinterpret_cast<uint4*>(target.sums16) + group * 2;
+        sums[0] = a;
+        sums[1] = b;
+      } else {
+        reinterpret_cast<uint4*>(target.sums32)[group] = a;
+        target.sums128[group] = static_cast<int32_t>(b.x);
+        target.scales[group] = __uint_as_float(b.y);
+      }
+    }
+  }
 }
 
 /// Two groups of 128 columns of one row, four columns of each for a lane.
@@ -360,12 +507,36 @@ struct HeldBlock {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int first = (2 * block + half) * kGroupColumns + lane * 4;
-      float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (first < columns) x = __ldcg(reinterpret_cast<const float4*>(row + first));
-      v[half][0] = x.x, v[half][1] = x.y, v[half][2] = x.z, v[half][3] = x.w;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (first < columns) x = load_handed(reinterpret_cast<const uint4*>(row + first));
+      v[half][0] = __uint_as_float(x.x), v[half][1] = __uint_as_float(x.y);
+      v[half][2] = __uint_as_float(x.z), v[half][3] = __uint_as_float(x.w);
     }
   }
+  __device__ __forceinline__ bool has_gaps() const {
+    bool gaps = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) gaps = gaps || is_missing(v[half][i]);
+    return gaps;
+  }
 };
+
+/// Loads kHeldBlocks blocks of a stage's input, kWarps apart; waits for them if they are handed on.
+__device__ __forceinline__ void take_blocks(HeldBlock (&x)[kHeldBlocks], const StepStage& stage,
+                                            int first, int lane) {
+  const bool handed = stage.input_handed != 0;
+  bool gaps;
+  do {
+    gaps = false;
+#pragma unroll
+    for (int k = 0; k < kHeldBlocks; ++k)
+      x[k].load(stage.linear.x, first + k * kWarps, lane, stage.layout.columns);
+#pragma unroll
+    for (int k = 0; k < kHeldBlocks; ++k) gaps = gaps || x[k].has_gaps();
+  } while (__any_sync(0xffffffffu, handed && gaps));
+}
 
 /// Quantizes a block of a row into shared memory.
 __device__ __forceinline__ void quantize_block(const HeldBlock& x, int block, int lane, int groups,
@@ -385,14 +556,12 @@ __device__ __forceinline__ void quantize_block(const HeldBlock& x, int block, in
 /// Quantization of the input into shared memory, by every thread block.
 __device__ __forceinline__ void quantize_input(const Thread& me, const StepStage& stage) {
   const GemvArguments& a = stage.linear;
-  const int columns = stage.layout.columns, groups = stage.layout.groups;
-  const int n_blocks = (groups + 1) / 2;
+  const int groups = stage.layout.groups, n_blocks = (groups + 1) / 2;
   const GroupTarget target = target_at(shared_at(kWorkAt), stage.layout.inputs);
   HeldBlock x[kHeldBlocks];
 #pragma unroll 1
   for (int base = me.warp; base < n_blocks; base += kHeldBlocks * kWarps) {
-#pragma unroll
-    for (int k = 0; k < kHeldBlocks; ++k) x[k].load(a.x, base + k * kWarps, me.lane, columns);
+    take_blocks(x, stage, base, me.lane);
 #pragma unroll
     for (int k = 0; k < kHeldBlocks; ++k)
       if (base + k * kWarps < n_blocks)
@@ -427,9 +596,8 @@ __device__ __forceinline__ void norm_input(const Thread& me, const StepStage& st
 #pragma unroll
   for (int k = 0; k < kHeldBlocks; ++k)
     weight[k].load(a.norm_weight, warp + k * kWarps, lane, columns);
-  wait_for_stage(me, stage);
-#pragma unroll
-  for (int k = 0; k < kHeldBlocks; ++k) x[k].load(a.x, warp + k * kWarps, lane, columns);
+  take_blocks(x, stage, warp, lane);
+  mark(me, stage.index, &StageTimes::arrived);
   float* partial = reinterpret_cast<float*>(shared_at(kWorkAt + stage.layout.partial));
   float* rows = reinterpret_cast<float*>(shared_at(kWorkAt + stage.layout.sums)) + warp * 256;
 #pragma unroll
@@ -442,7 +610,8 @@ __device__ __forceinline__ void norm_input(const Thread& me, const StepStage& st
 #pragma unroll 1
   for (int block = warp + kHeldBlocks * kWarps; block < n_blocks; block += kWarps) {
     HeldBlock more;
-    more.load(a.x, block, lane, columns);
+    do more.load(a.x, block, lane, columns);
+    while (__any_sync(0xffffffffu, stage.input_handed != 0 && more.has_gaps()));
     const float sum = sum_of_squares(more, lane, rows);
     if (lane == 0) partial[block] = sum;
   }
@@ -483,7 +652,8 @@ __device__ __forceinline__ void run_units() {
   const int segments = at.segments, step = at.segment_step;
   const int before = (state.begin - share_at(record).begin) * segments;
   const int end = min(at.chunk_tiles, share_at(record).end - state.begin) * segments;
-  StreamRing stream(state, warp, lane);
+  StreamRing stream(state, warp, lane, at.stream + 1,
+                    static_cast<uint32_t>(constants().arguments.ring_bytes * at.held) / 8);
   UnitRing<kKind, kGroups> ring(stream, m.header_bytes);
   const Inputs inputs(shared_at(kWorkAt), at.inputs, m.groups, 0, 0, kZerosAt - kWorkAt, lane);
   int unit = static_cast<int>(static_cast<uint32_t>(warp - before) % kWarps);
@@ -504,6 +674,7 @@ __device__ __forceinline__ void run_units() {
   }
   if (worst >= 0x7f800000u)
     report_fault(stage.linear.fault, stage.linear.fault_op, 0, __uint_as_float(worst));
+  stream.fill();
   stream.save(state);
 }
 
@@ -533,10 +704,13 @@ __device__ __forceinline__ void finish_tiles() {
       const int row = begin * kTileRows + i;
       if (row >= rows) continue;
       float before = 0.0f;
-      if (adds) before = kept && i < kThreads ? outputs[i] : __ldcg(out + row);
+      if (adds)
+        before = kept && i < kThreads ? outputs[i]
+                                      : take_handed(stage.residual + a.out_offset[index] + row,
+                                                    stage.residual_handed != 0);
       float y = total(i / kTileRows, i % kTileRows);
       if (bias != nullptr) y = __fadd_rn(y, __ldg(bias + row));
-      out[row] = adds ? __fadd_rn(before, y) : y;
+      hand_on(out + row, adds ? __fadd_rn(before, y) : y);
     }
     return;
   }
@@ -547,13 +721,11 @@ __device__ __forceinline__ void finish_tiles() {
     if (stage.quantized_output != nullptr)
       outputs[i] = y;
     else if (to < rows / 2)
-      out[to] = y;
+      hand_on(out + to, y);
   }
   if (stage.quantized_output == nullptr) return;
   sync_computing();
-  int offset = 0;
-  const GroupTarget target = target_at(reinterpret_cast<uint8_t*>(stage.quantized_output),
-                                       input_layout(offset, rows / 2 / kGroupColumns, 1));
+  const HandedGroups target{stage.quantized_output};
 #pragma unroll 1
   for (int group = me.warp; group < n_tiles * 8 / kGroupColumns; group += kWarps) {
     const float4 v = reinterpret_cast<const float4*>(outputs)[group * 32 + me.lane];
@@ -566,16 +738,18 @@ __device__ __forceinline__ void finish_tiles() {
 /// Waits for the input and gets it, quantized, to shared memory.
 __device__ __forceinline__ void take_input(const Thread& me, int record) {
   const StepStage& stage = stage_at(record);
-  wait_for_stage(me, stage);
   const bool adds =
       stage.linear.epilogue == Epilogue::kAddTo && me.index < stage.layout.chunk_tiles * kTileRows;
-  const float before = adds ? load_before(me, record) : 0.0f;
+  const float* residual = adds ? residual_of(me, record) : nullptr;
+  float before = residual == nullptr ? 0.0f : load_handed(residual);
   if (stage.quantized_input != nullptr)
     fetch_input(me, stage);
   else if (stage.linear.norm_weight == nullptr)
     quantize_input(me, stage);
-  if (adds) outputs_at(stage.layout)[me.index] = before;
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  mark(me, stage.index, &StageTimes::arrived);
+  if (!adds) return;
+  while (stage.residual_handed != 0 && is_missing(before)) before = load_handed(residual);
+  outputs_at(stage.layout)[me.index] = before;
 }
 
 __device__ __forceinline__ void linear_stage() {
@@ -606,12 +780,13 @@ __device__ __forceinline__ void linear_stage() {
                     });
     }
     sync_computing();
-    finish_tiles();
     const Thread me;
     const int record = current_record(me);
     WarpState& state = state_of(me.warp);
     const int next = state.begin + stage_at(record).layout.chunk_tiles;
-    if (next >= share_at(record).end) return;
+    const bool is_last = next >= share_at(record).end;
+    finish_tiles();
+    if (is_last) return;
     __syncwarp();
     if (me.lane == 0) state.begin = next;
     sync_computing();
@@ -622,8 +797,8 @@ __device__ __forceinline__ void linear_stage() {
 /// `new_key` is given, of its key, which with the value goes to the cache too if `writes`.
 template <CacheType kType, int kHeadDim>
 __device__ __forceinline__ void rotate_all(const Thread& me, const AttentionArguments& a,
-                                           int first_head, int heads, int kv_head, int position,
-                                           size_t cache, bool writes, float* q,
+                                           bool handed, int first_head, int heads, int kv_head,
+                                           int position, size_t cache, bool writes, float* q,
                                            typename Element<kType>::Type* new_key,
                                            typename Element<kType>::Type* new_value) {
   using E = Element<kType>;
@@ -635,11 +810,15 @@ __device__ __forceinline__ void rotate_all(const Thread& me, const AttentionArgu
     const float* from =
         head < heads ? a.qkv + (first_head + head) * kHeadDim
                      : a.qkv + (head == heads ? a.k_offset : a.v_offset) + kv_head * kHeadDim;
-    float y = __ldcg(from + dim);
-    if (head <= heads && dim < a.rotary_dims) {
-      const bool low = dim < half;
-      const int pair = low ? dim : dim - half;
-      const float other = __ldcg(from + (low ? dim + half : pair));
+    const bool rotates = head <= heads && dim < a.rotary_dims, low = dim < half;
+    const int pair = low ? dim : dim - half;
+    const float* partner = rotates ? from + (low ? dim + half : pair) : from + dim;
+    float y, other;
+    do {
+      y = load_handed(from + dim);
+      other = load_handed(partner);
+    } while (handed && (is_missing(y) || is_missing(other)));
+    if (rotates) {
       const size_t at = static_cast<size_t>(position) * half + pair;
       const float product = __fmul_rn(y, __ldg(a.rope_cos + at));
       const float crossed = __fmul_rn(other, __ldg(a.rope_sin + at));
@@ -728,9 +907,9 @@ __device__ __forceinline__ void merge_all(const Thread& me, const float* partial
 
 /// One thread block's part of attention: the segments split, split + n_splits, … of `heads` query
 /// heads of a KV head, part `part` of them. Loads of earlier rows start before the stage's input is
-/// there. Returns whether it was the last for these heads, and wrote their results.
+/// there. The last thread block for these heads writes their results.
 template <CacheType kType, int kHeadDim>
-__device__ __forceinline__ bool attend(const Thread& me, int record, bool first_task, int kv_head,
+__device__ __forceinline__ void attend(const Thread& me, int record, bool first_task, int kv_head,
                                        int split, int part, int heads) {
   using T = typename Element<kType>::Type;
   constexpr int kKeys = kSegmentKeys / kWarps, kPerLane = kHeadDim / 32;
@@ -771,10 +950,11 @@ __device__ __forceinline__ bool attend(const Thread& me, int record, bool first_
   };
   load_keys(split);
   load_values(split);
-  if (first_task) wait_for_stage(me, own);
   const bool owns_newest = split == (n_segments - 1) % a.splits;
-  rotate_all<kType, kHeadDim>(me, a, first_head, heads, kv_head, position, cache, part == 0,
-                              queries.q, owns_newest ? new_key : nullptr, new_value);
+  rotate_all<kType, kHeadDim>(me, a, own.input_handed != 0, first_head, heads, kv_head, position,
+                              cache, part == 0, queries.q, owns_newest ? new_key : nullptr,
+                              new_value);
+  if (first_task) mark(me, own.index, &StageTimes::arrived);
   sync_computing();
   if (first_task) mark(me, own.index, &StageTimes::prepared);
 
@@ -827,27 +1007,26 @@ __device__ __forceinline__ bool attend(const Thread& me, int record, bool first_
     if (me.index == 0) {
       int32_t* counter = a.counters + first_head;
       int32_t before;
-      asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;"
+      // Zero again after the last.
+      const int last = min(a.splits, n_segments) - 1;
+      asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
                    : "=r"(before)
-                   : "l"(counter)
+                   : "l"(counter), "r"(last)
                    : "memory");
-      *is_last = before == min(a.splits, n_segments) - 1;
-      if (*is_last) *counter = 0;
+      *is_last = before == last;
     }
     sync_computing();
-    if (*is_last == 0) return false;
+    if (*is_last == 0) return;
     merge_all<kHeadDim>(me, partial, a.max_segments, n_segments, heads, out, queries.maxima,
                         reinterpret_cast<float4*>(shared_at(kWorkAt + at.coefficients)));
     sync_computing();
   }
   const int first_column = first_head * kHeadDim;
   if (own.quantized_output == nullptr) {
-    for (int i = me.index; i < heads * kHeadDim; i += kThreads) a.out[first_column + i] = out[i];
+    for (int i = me.index; i < heads * kHeadDim; i += kThreads)
+      hand_on(a.out + first_column + i, out[i]);
   } else {
-    int offset = 0;
-    const GroupTarget target =
-        target_at(reinterpret_cast<uint8_t*>(own.quantized_output),
-                  input_layout(offset, a.n_heads * kHeadDim / kGroupColumns, 1));
+    const HandedGroups target{own.quantized_output};
 #pragma unroll 1
     for (int group = warp; group < heads * kHeadDim / kGroupColumns; group += kWarps) {
       const float4 v = reinterpret_cast<const float4*>(out)[group * 32 + lane];
@@ -856,12 +1035,10 @@ __device__ __forceinline__ bool attend(const Thread& me, int record, bool first_
                      a.fault);
     }
   }
-  return true;
 }
 
 /// The query heads of a KV head are dealt to as many thread blocks as there are left, up to
-/// most_parts: at short depth a thread block has few, and few scores to add up. The arrivals that
-/// the stage counts for, one for each head, are left in the warp's state.
+/// most_parts: at short depth a thread block has few, and few scores to add up.
 template <CacheType kType, int kHeadDim>
 __device__ __forceinline__ void attention_stage() {
   const Thread me;
@@ -876,18 +1053,14 @@ __device__ __forceinline__ void attention_stage() {
     parts = parts % 2 == 0 ? parts / 2 : 1;
   const int n_tasks = a.n_kv_heads * n_splits * parts;
   const int heads = a.n_heads / a.n_kv_heads / parts;
-  int arrivals = 0;
 #pragma unroll 1
   for (int task = static_cast<int>(blockIdx.x); task < n_tasks; task += grid) {
     const bool first_task = task < grid;
     if (!first_task) sync_computing();
     const int row = task / a.n_kv_heads;
-    if (attend<kType, kHeadDim>(me, record, first_task, task % a.n_kv_heads, row / parts,
-                                row % parts, heads))
-      arrivals += heads;
+    attend<kType, kHeadDim>(me, record, first_task, task % a.n_kv_heads, row / parts, row % parts,
+                            heads);
   }
-  if (me.lane == 0) state_of(me.warp).begin = arrivals;
-  __syncwarp();
 }
 
 /// Where the record of a stage lies.
@@ -916,21 +1089,13 @@ __device__ __forceinline__ void begin_stage() {
   mark(me, index, &StageTimes::begin);
 }
 
-/// After a stage: its results count as arrived. Whether there is another.
+/// After a stage. Whether there is another.
 __device__ __forceinline__ bool end_stage() {
   const Thread me;
   const int record = current_record(me);
-  const StepStage& stage = stage_at(record);
-  const int index = stage.index, n_stages = constants().arguments.n_stages;
-  const bool has_share = share_at(record).begin < share_at(record).end;
-  const int arrivals = stage.is_attention != 0 ? state_of(me.warp).begin : has_share ? 1 : 0;
-  int32_t* counter = constants().arguments.arrivals + index;
+  const int index = stage_at(record).index, n_stages = constants().arguments.n_stages;
   if (me.warp == 0) asm volatile("cp.async.wait_all;" ::: "memory");
   sync_computing();
-  mark(me, index, &StageTimes::stored);
-  if (me.index == 0 && arrivals > 0)
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(arrivals)
-                 : "memory");
   mark(me, index, &StageTimes::end);
   __syncwarp();
   if (me.lane == 0) state_of(me.warp).record = record_of(index + 1);
@@ -978,11 +1143,7 @@ __global__ __launch_bounds__(kThreads,
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
-  {
-    const Thread me;
-    StreamRing ring(state_of(me.warp), me.warp, me.lane);
-    ring.save(state_of(me.warp));
-  }
+  fill_ring();
 #pragma unroll 1
   do {
     begin_stage();

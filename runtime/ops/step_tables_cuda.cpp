@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "convert/core/error.h"
+
 namespace assay::cuda {
 
 std::vector<int32_t> deal_blocks(const std::vector<DeviceMatrix>& all, int n_blocks, int granule) {
@@ -70,8 +72,8 @@ std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& matrices, in
 
 /// Whether the last stage can quantize what `reader` reads: whole groups of 128 columns lie in one
 /// thread block, and so dealt they keep most of the card busy.
-bool StepTables::can_hand_over(const GemvArguments& reader) const {
-  if (quantized_ == nullptr || stages_.empty() || reader.norm_weight != nullptr) return false;
+bool StepTables::can_quantize_for(const GemvArguments& reader) const {
+  if (stages_.empty() || reader.norm_weight != nullptr) return false;
   const StepStage& writer = stages_.back();
   if (writer.is_attention != 0) {
     const AttentionArguments& a = writer.attention;
@@ -83,21 +85,62 @@ bool StepTables::can_hand_over(const GemvArguments& reader) const {
          m.rows / (2 * kGroupColumns) * 5 >= limits_.multiprocessors * 4;
 }
 
-void StepTables::add_linear(const GemvArguments& linear, bool waits) {
+std::byte* StepTables::take(uint64_t bytes) {
+  std::byte* taken = vectors_ + used_;
+  used_ += (bytes + 127) / 128 * 128;
+  ASSAY_CHECK(used_ <= capacity_);
+  return taken;
+}
+
+/// The last stage is followed by another: it writes to memory of its own.
+void StepTables::hand_on(bool quantized) {
+  StepStage& writer = stages_.back();
+  const bool is_attention = writer.is_attention != 0;
+  float*& out = is_attention ? writer.attention.out : writer.linear.out;
+  uint64_t columns = 0;
+  if (is_attention) {
+    columns = static_cast<uint64_t>(writer.attention.n_heads * writer.attention.head_dim);
+  } else {
+    for (int i = 0; i < n_matrices(writer.linear); ++i)
+      columns = std::max(columns, static_cast<uint64_t>(writer.linear.out_offset[i] +
+                                                        writer.linear.matrices[i].rows));
+    if (writer.linear.epilogue == Epilogue::kSwiGlu) columns /= 2;
+  }
+  if (quantized) {
+    handed_.erase(out);
+    writer.quantized_output = take(columns / kGroupColumns * kHandedGroupBytes);
+  } else {
+    auto* to = reinterpret_cast<float*>(take(columns * sizeof(float)));
+    handed_[out] = to;
+    out = to;
+  }
+}
+
+/// Where a vector lies; `handed`: whether a stage writes it.
+const float* StepTables::current(const float* vector, int32_t& handed) const {
+  const auto found = handed_.find(vector);
+  handed = found == handed_.end() ? 0 : 1;
+  return found == handed_.end() ? vector : found->second;
+}
+
+void StepTables::add_linear(const GemvArguments& linear) {
   StepStage stage;
   stage.index = static_cast<int32_t>(stages_.size());
   stage.linear = linear;
-  if (waits && can_hand_over(linear)) {
+  const bool quantized = can_quantize_for(linear);
+  if (!stages_.empty()) hand_on(quantized);
+  if (quantized) {
     StepStage& writer = stages_.back();
-    writer.quantized_output = quantized_;
     writer.output_fault_op = linear.fault_op;
-    stage.quantized_input = quantized_;
+    stage.quantized_input = writer.quantized_output;
     if (writer.is_attention == 0)
       deal_last(kTileRows);  // 16 tiles of 8 results are a group
     else
       writer.most_parts = step_most_parts(writer.attention, true);
+  } else {
+    stage.linear.x = current(linear.x, stage.input_handed);
   }
-  stage.awaited = waits ? arrivals_ : 0;
+  stage.residual = current(linear.out, stage.residual_handed);
   stages_.push_back(stage);
   shares_.resize(shares_.size() + static_cast<size_t>(limits_.multiprocessors));
   streams_.resize(streams_.size() + static_cast<size_t>(limits_.multiprocessors));
@@ -118,7 +161,6 @@ void StepTables::deal_last(int granule) {
     part_bytes_ = std::max(part_bytes_, step_part_bytes(m));
   }
   std::vector<BlockShare> shares = deal_tiles(matrices, limits_.multiprocessors, granule);
-  arrivals_ = static_cast<int32_t>(shares.size());
   // Thread blocks without a share lie evenly between the others, as some multiprocessors have a
   // path to memory in common.
   const auto blocks = static_cast<size_t>(limits_.multiprocessors);
@@ -133,21 +175,30 @@ void StepTables::deal_last(int granule) {
         step_stream(matrices[static_cast<size_t>(share.matrix)], share.begin, share.end, halves_);
     most_tiles = std::max(most_tiles, share.end - share.begin);
   }
+  const bool has_sums16 = std::any_of(matrices.begin(), matrices.end(), [](const DeviceMatrix& m) {
+    return m.kind == MatrixKind::kSuper6;
+  });
   stage.layout = step_linear_layout(matrices.front(), std::min(chunk_tiles, most_tiles),
-                                    stage.linear.norm_weight != nullptr);
+                                    stage.linear.norm_weight != nullptr, has_sums16);
   stage.layout.halves = halves_ ? 1 : 0;
+  stage.layout.stream = static_cast<int32_t>(streams_.size() / blocks) - 1;
+  uint64_t bytes = 0;
+  for (const DeviceMatrix& m : matrices) bytes += bytes_read(m);
+  // Where a stage has far more than the rings hold, those that are through early would else fill
+  // theirs with the next stage's before the last have their own.
+  stage.layout.held = bytes > 2 * rings_ ? 4 : 0;
   work_bytes_ = std::max(work_bytes_, step_work_bytes(stage));
 }
 
 void StepTables::add_attention(const AttentionArguments& attention) {
+  if (!stages_.empty()) hand_on(false);
   StepStage stage;
   stage.index = static_cast<int32_t>(stages_.size());
   stage.is_attention = 1;
   stage.attention = attention;
   stage.attention.tokens = 1;
-  stage.awaited = arrivals_;
+  stage.attention.qkv = current(attention.qkv, stage.input_handed);
   stage.most_parts = step_most_parts(attention, false);
-  arrivals_ = attention.n_heads;  // the last thread block for a head arrives for it
   shares_.resize(shares_.size() + static_cast<size_t>(limits_.multiprocessors));
   if (head_dim_ == 0) {
     cache_type_ = attention.cache_type;
@@ -168,6 +219,8 @@ StepArguments StepTables::sizes() const {
   a.n_stages = static_cast<int32_t>(stages_.size());
   a.n_streams =
       static_cast<int32_t>(streams_.size() / static_cast<size_t>(limits_.multiprocessors));
+  a.vectors = vectors_;
+  a.vector_bytes = used_;
   a.work_bytes = work_bytes_;
   a.ring_bytes = step_ring_bytes(limits_.block_shared, work_bytes_, a.n_streams);
   if (head_dim_ != 0) {

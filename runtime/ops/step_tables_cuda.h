@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "runtime/device/cuda_support.h"
@@ -26,20 +27,24 @@ std::vector<BlockShare> deal_tiles(const std::vector<DeviceMatrix>& matrices, in
 /// Stages of launch_step() put together on the host, for a grid of all multiprocessors.
 class StepTables {
  public:
-  /// `quantized`: device memory of step_input_bytes() for the widest input, through which a stage
-  /// hands its quantized result to the next; null: each thread block quantizes for itself.
-  /// `average_bytes`: of the weights of a linear stage. Where the rings of all thread blocks hold
-  /// less, there is always something to load, and units of one part come in two, of which a ring
-  /// holds more; where they hold more, that would only cost.
-  StepTables(const DeviceLimits& limits, std::byte* quantized, uint64_t average_bytes)
+  /// `vectors`: `capacity` bytes of device memory through which stages hand on their results,
+  /// step_vector_bytes() of each stage but the last. `average_bytes`: of the weights of a linear
+  /// stage. Where the rings of all thread blocks hold less, there is always something to load, and
+  /// units of one part come in two, of which a ring holds more; where they hold more, that would
+  /// only cost.
+  StepTables(const DeviceLimits& limits, std::byte* vectors, uint64_t capacity,
+             uint64_t average_bytes)
       : limits_(limits),
-        quantized_(quantized),
-        halves_(average_bytes > static_cast<uint64_t>(limits.multiprocessors) *
-                                    static_cast<uint64_t>(limits.block_shared) / 4 * 3) {}
+        vectors_(vectors),
+        capacity_(capacity),
+        rings_(static_cast<uint64_t>(limits.multiprocessors) *
+               static_cast<uint64_t>(limits.block_shared) / 4 * 3),
+        halves_(average_bytes > rings_) {}
 
-  /// A linear of one token; matrices without units are not there. `waits`: it reads what the stage
-  /// before it wrote.
-  void add_linear(const GemvArguments& linear, bool waits);
+  /// A linear of one token; matrices without units are not there. What a stage writes is handed on
+  /// to those after it that read the same address, by other memory; only the last stage writes
+  /// where its arguments say.
+  void add_linear(const GemvArguments& linear);
   /// Attention of the token at positions[0], for as many thread blocks as there are.
   void add_attention(const AttentionArguments& attention);
 
@@ -53,16 +58,21 @@ class StepTables {
   StepArguments sizes() const;
 
  private:
-  bool can_hand_over(const GemvArguments& reader) const;
+  bool can_quantize_for(const GemvArguments& reader) const;
+  std::byte* take(uint64_t bytes);
+  void hand_on(bool quantized);
+  const float* current(const float* vector, int32_t& handed) const;
   void deal_last(int granule);
 
   DeviceLimits limits_;
-  std::byte* quantized_;
+  std::byte* vectors_;
+  uint64_t capacity_, used_ = 0;
+  uint64_t rings_;  // bytes of all, about
   bool halves_;
+  std::map<const float*, const float*> handed_;  // where what was to be written lies
   std::vector<StepStage> stages_;
   std::vector<BlockShare> shares_;
   std::vector<WeightStream> streams_;
-  int32_t arrivals_ = 0;  // of the last stage
   int32_t work_bytes_ = 0;
   int32_t part_bytes_ = 0;
   bool has_kernels_ = true;

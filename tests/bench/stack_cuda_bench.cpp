@@ -4,9 +4,11 @@
 // with the host's bits before it is timed; norms, quantization and all waiting are inside the time.
 // Prints JSON: per stack the microseconds of one layer, its share of the read bandwidth that the
 // same run measured, and the microseconds of each stage, from the last thread block of the one
-// before to its own last (medians over layers).
+// before to its own last (medians over layers); from the same start the medians, over thread blocks
+// too, until the input is there, it is quantized, the products are done, the results are stored.
 //
-//   stack_cuda_bench [FORMAT]      of the weights; without one W4_ASYM in groups of 128
+//   stack_cuda_bench [FORMAT [STACK]]      of the weights, W4_ASYM in groups of 128 if not given;
+//                                          12B, 8B or 1B, all if not given
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -126,12 +128,13 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
                      qkv = floats(shape_.q + 2 * shape_.kv), y = floats(shape_.intermediate),
                      fault = upload(std::vector<int32_t>(4)),
                      zero = upload(std::vector<int32_t>(1));
-  const DeviceBuffer quantized(static_cast<size_t>(
-      step_input_bytes(static_cast<int>(std::max(shape_.q, shape_.intermediate)))));
-  ASSAY_CUDA(cudaMemset(quantized.data(), 0, quantized.bytes()));
+  const DeviceBuffer vectors(static_cast<size_t>(shape_.layers) *
+                             (step_vector_bytes(shape_.q + 2 * shape_.kv) +
+                              2 * step_vector_bytes(shape_.hidden) +
+                              step_vector_bytes(shape_.intermediate)));
   const auto as_floats = [](const DeviceBuffer& b) { return reinterpret_cast<float*>(b.data()); };
 
-  StepTables tables(limits, quantized.data(), layer_bytes() / 4);
+  StepTables tables(limits, vectors.data(), vectors.bytes(), layer_bytes() / 4);
   const auto bytes = static_cast<double>(layer_bytes());
   const auto add = [&](std::vector<DeviceMatrix> matrices, const DeviceBuffer& from, bool normed,
                        const DeviceBuffer& to, Epilogue epilogue) {
@@ -150,7 +153,7 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
     a.epilogue = epilogue;
     a.fault_op = 1;
     a.fault = reinterpret_cast<DeviceFault*>(fault.data());
-    tables.add_linear(a, true);
+    tables.add_linear(a);
   };
   for (int64_t layer = 0; layer < shape_.layers; ++layer) {
     add({q_.of_layer(layer), k_.of_layer(layer), v_.of_layer(layer)}, x, true, qkv,
@@ -164,14 +167,13 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
   const size_t n_stages = tables.stages().size();
   const auto grid = static_cast<size_t>(limits.multiprocessors);
   const DeviceBuffer stages = upload(tables.stages()), shares = upload(tables.shares()),
-                     streams = upload(tables.streams()), arrivals(n_stages * sizeof(int32_t)),
+                     streams = upload(tables.streams()),
                      device_times(n_stages * grid * sizeof(StageTimes));
   StepArguments a = tables.sizes();
   a.stages = reinterpret_cast<const StepStage*>(stages.data());
   a.shares = reinterpret_cast<const BlockShare*>(shares.data());
   a.streams = reinterpret_cast<const WeightStream*>(streams.data());
   a.positions = a.sequences = reinterpret_cast<const int32_t*>(zero.data());
-  a.arrivals = reinterpret_cast<int32_t*>(arrivals.data());
   const auto reset = [&] {
     ASSAY_CUDA(
         cudaMemcpyAsync(x.data(), start.data(), x.bytes(), cudaMemcpyDeviceToDevice, stream));
@@ -202,11 +204,24 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
   std::vector<StageTimes> times(n_stages * grid);
   ASSAY_CUDA(
       cudaMemcpy(times.data(), device_times.data(), device_times.bytes(), cudaMemcpyDeviceToHost));
+  // Of the four linears: until the last thread block ended, and the medians of all until each
+  // point.
+  constexpr std::array<uint64_t StageTimes::*, 4> kPoints = {
+      &StageTimes::arrived, &StageTimes::prepared, &StageTimes::computed, &StageTimes::end};
   std::array<std::vector<double>, 4> of_stage;
+  std::array<std::array<std::vector<double>, kPoints.size()>, 4> until;
   uint64_t before = 0;
   for (size_t s = 0; s < n_stages; ++s) {
     uint64_t end = 0;
-    for (size_t b = 0; b < grid; ++b) end = std::max(end, times[s * grid + b].end);
+    for (size_t b = 0; b < grid; ++b) {
+      const StageTimes& of_block = times[s * grid + b];
+      end = std::max(end, of_block.end);
+      if (s < 4 || tables.shares()[s * grid + b].begin == tables.shares()[s * grid + b].end)
+        continue;
+      for (size_t p = 0; p < kPoints.size(); ++p)
+        until[s % 4][p].push_back(
+            static_cast<double>(static_cast<int64_t>(of_block.*kPoints[p] - before)) * 1e-3);
+    }
     if (s >= 4) of_stage[s % 4].push_back(static_cast<double>(end - before) * 1e-3);
     before = end;
   }
@@ -216,14 +231,21 @@ void Stack::run(double read_gbps, cudaStream_t stream) const {
   };
   fmt::print(
       "{{\"stack\": \"{}\", \"layers\": {}, \"megabytes_per_layer\": {:.1f}, \"us_per_layer\": "
-      "{:.2f}, \"share\": {:.3f}, \"qkv_us\": {:.2f}, \"o_us\": {:.2f}, \"gate_up_us\": {:.2f}, "
-      "\"down_us\": {:.2f}}}",
-      shape_.name, shape_.layers, bytes / 1e6, us, bytes / us / 1e3 / read_gbps,
-      median(of_stage[0]), median(of_stage[1]), median(of_stage[2]), median(of_stage[3]));
+      "{:.2f}, \"share\": {:.3f}",
+      shape_.name, shape_.layers, bytes / 1e6, us, bytes / us / 1e3 / read_gbps);
+  constexpr std::array<const char*, 4> kNames = {"qkv", "o", "gate_up", "down"};
+  for (size_t s = 0; s < kNames.size(); ++s) {
+    fmt::print(",\n   \"{}_us\": {:.2f}, \"{}_points_us\": [", kNames[s], median(of_stage[s]),
+               kNames[s]);
+    for (size_t p = 0; p < kPoints.size(); ++p)
+      fmt::print("{}{:.2f}", p == 0 ? "" : ", ", median(until[s][p]));
+    fmt::print("]");
+  }
+  fmt::print("}}");
   std::fflush(stdout);
 }
 
-void run(const std::string& name) {
+void run(const std::string& name, const std::string& only) {
   const WeightFormat* format = find_format(name);
   if (format == nullptr) throw UsageError(name + ": no such format");
   const Stream stream;
@@ -233,6 +255,7 @@ void run(const std::string& name) {
   for (const StackShape& shape : {StackShape{"12B", 48, 3840, 15360, 4096, 2048},
                                   StackShape{"8B", 32, 4096, 14336, 4096, 1024},
                                   StackShape{"1B", 16, 2048, 8192, 2048, 512}}) {
+    if (!only.empty() && only != shape.name) continue;
     fmt::print("{}", separator);
     Stack(shape, *format).run(read_gbps, stream.get());
     separator = ",\n  ";
@@ -245,7 +268,7 @@ void run(const std::string& name) {
 
 int main(int argc, char** argv) {
   try {
-    assay::cuda::run(argc > 1 ? argv[1] : "W4_ASYM");
+    assay::cuda::run(argc > 1 ? argv[1] : "W4_ASYM", argc > 2 ? argv[2] : "");
     return 0;
   } catch (const assay::Error& error) {
     fmt::print(stderr, "stack_cuda_bench: {}\n", error.what());

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <ostream>
 #include <string>
@@ -55,26 +56,25 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.tokens;
 }
 
-/// Runs `linear` twice in one launch of the kernel for whole steps; the second waits for the first.
+/// Runs `linear` twice in one launch of the kernel for whole steps.
 /// `smallest_ring`: a warp's ring has room for one piece of the matrix. `average_bytes`: see
 /// StepTables.
 void run_as_stages(const GemvArguments& linear, bool smallest_ring, uint64_t average_bytes,
                    cudaStream_t stream) {
   const DeviceLimits limits = device_limits();
-  StepTables tables(limits, nullptr, average_bytes);
-  tables.add_linear(linear, true);
-  tables.add_linear(linear, true);
+  const DeviceBuffer vectors(step_vector_bytes(linear.matrices[0].rows));
+  StepTables tables(limits, vectors.data(), vectors.bytes(), average_bytes);
+  tables.add_linear(linear);
+  tables.add_linear(linear);
   ASSERT_TRUE(tables.can_run());
   const DeviceBuffer stages = upload(tables.stages()), shares = upload(tables.shares()),
-                     streams = upload(tables.streams()), arrivals(2 * sizeof(int32_t)),
-                     zero = upload(std::vector<int32_t>(1));
+                     streams = upload(tables.streams()), zero = upload(std::vector<int32_t>(1));
   StepArguments a = tables.sizes();
   if (smallest_ring) a.ring_bytes = step_part_bytes(linear.matrices[0]);
   a.stages = reinterpret_cast<const StepStage*>(stages.data());
   a.shares = reinterpret_cast<const BlockShare*>(shares.data());
   a.streams = reinterpret_cast<const WeightStream*>(streams.data());
   a.positions = a.sequences = reinterpret_cast<const int32_t*>(zero.data());
-  a.arrivals = reinterpret_cast<int32_t*>(arrivals.data());
   launch_step(a, limits.multiprocessors, stream);
   ASSAY_CUDA(cudaStreamSynchronize(stream));
 }
@@ -182,24 +182,31 @@ bool has_kernels(const WeightFormat& format, int64_t group_size) {
   }
 }
 
-TEST(StepTables, DealsAllTilesEvenlyToTheThreadBlocks) {
+/// A matrix of 512 columns that nobody reads.
+DeviceMatrix unread_matrix(int rows) {
+  static const std::byte units{};
   DeviceMatrix m;
   m.kind = MatrixKind::kSuper4;
-  m.rows = 112 * kTileRows;
+  m.rows = rows;
   m.columns = 512;
-  m.tiles = 112;
+  m.tiles = rows / kTileRows;
   m.groups = 4;
   m.segments = 1;
   set_unit_layout(m);
-  m.units = reinterpret_cast<const std::byte*>(&m);  // read by nobody
+  m.units = &units;
+  return m;
+}
+
+TEST(StepTables, DealsAllTilesEvenlyToTheThreadBlocks) {
+  const DeviceMatrix m = unread_matrix(112 * kTileRows);
   GemvArguments linear;
   linear.matrices[0] = m;
   DeviceLimits limits;
   limits.major = 9;
   limits.multiprocessors = 132;
   limits.block_shared = 227 * 1024;
-  StepTables tables(limits, nullptr, 0);
-  tables.add_linear(linear, true);
+  StepTables tables(limits, nullptr, 0, 0);
+  tables.add_linear(linear);
   ASSERT_TRUE(tables.can_run());
   int next = 0, idle = 0, idle_in_a_row = 0;
   for (size_t b = 0; b < 132; ++b) {
@@ -215,6 +222,82 @@ TEST(StepTables, DealsAllTilesEvenlyToTheThreadBlocks) {
   }
   EXPECT_EQ(next, 112);
   EXPECT_EQ(idle, 20);
+}
+
+TEST(StepTables, HandsResultsOnThroughMemoryOfTheirOwn) {
+  std::vector<float> x(512), y(512), z(1);
+  std::vector<std::byte> vectors(2 * step_vector_bytes(512));
+  DeviceLimits limits;
+  limits.multiprocessors = 4;
+  limits.block_shared = 227 * 1024;
+  StepTables tables(limits, vectors.data(), vectors.size(), 0);
+  GemvArguments linear;
+  linear.matrices[0] = unread_matrix(512);
+  linear.x = x.data(), linear.out = y.data();
+  tables.add_linear(linear);
+  linear.x = y.data(), linear.out = x.data(), linear.epilogue = Epilogue::kAddTo;
+  tables.add_linear(linear);
+  linear.x = x.data(), linear.out = z.data(), linear.epilogue = Epilogue::kStore;
+  tables.add_linear(linear);
+
+  const std::vector<StepStage>& stages = tables.stages();
+  EXPECT_EQ(stages[0].linear.x, x.data());
+  EXPECT_EQ(stages[0].input_handed, 0);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(stages[0].linear.out), vectors.data());
+  EXPECT_EQ(stages[1].linear.x, stages[0].linear.out);
+  EXPECT_EQ(stages[1].input_handed, 1);
+  EXPECT_EQ(stages[1].residual, x.data());
+  EXPECT_EQ(stages[1].residual_handed, 0);
+  EXPECT_EQ(reinterpret_cast<std::byte*>(stages[1].linear.out), vectors.data() + 2048);
+  EXPECT_EQ(stages[2].linear.x, stages[1].linear.out);
+  EXPECT_EQ(stages[2].linear.out, z.data());
+  EXPECT_EQ(tables.sizes().vector_bytes, 4096u);
+}
+
+/// A result with the very bits of kNotThere would be waited for for ever.
+TEST(StepKernel, ANanOfTheBitsOfNothingThereIsHandedOnAndReported) {
+  if (!has_gpu()) GTEST_SKIP() << "no CUDA device";
+  if (device_limits().major < 9) GTEST_SKIP() << "needs compute capability 9.0";
+  const WeightFormat& format = *find_format("Q8_0");
+  const test::WeightMatrix weights = test::random_weight_matrix(format, 512, 512, 0, 1);
+  const HostMatrix host = pack_matrix(
+      "test", format, 512, 512, 32,
+      [&](int64_t row, IntegerRow& out) { format.read_integers(weights.view, row, out); });
+  const DeviceBuffer units = upload(host.units), x = upload(test::random_floats(512, 2)),
+                     y(512 * 4), z(512 * 4), fault = upload(std::vector<int32_t>(4)),
+                     bias = upload(std::vector<uint32_t>(512, kNotThere)),
+                     vectors(step_vector_bytes(512)), zero = upload(std::vector<int32_t>(1));
+  const auto floats = [](const DeviceBuffer& b) { return reinterpret_cast<float*>(b.data()); };
+  GemvArguments linear;
+  linear.matrices[0] = host.shape;
+  linear.matrices[0].units = units.data();
+  linear.bias[0] = floats(bias);
+  linear.x = floats(x);
+  linear.out = floats(y);
+  linear.fault = reinterpret_cast<DeviceFault*>(fault.data());
+  linear.fault_op = 1;
+  StepTables tables(device_limits(), vectors.data(), vectors.bytes(), 0);
+  tables.add_linear(linear);
+  linear.x = floats(y);
+  linear.out = floats(z);
+  linear.fault_op = 2;
+  tables.add_linear(linear);
+  const DeviceBuffer stages = upload(tables.stages()), shares = upload(tables.shares()),
+                     streams = upload(tables.streams());
+  StepArguments a = tables.sizes();
+  a.stages = reinterpret_cast<const StepStage*>(stages.data());
+  a.shares = reinterpret_cast<const BlockShare*>(shares.data());
+  a.streams = reinterpret_cast<const WeightStream*>(streams.data());
+  a.positions = a.sequences = reinterpret_cast<const int32_t*>(zero.data());
+
+  const Stream stream;
+  launch_step(a, device_limits().multiprocessors, stream.get());
+  ASSAY_CUDA(cudaStreamSynchronize(stream.get()));
+
+  DeviceFault found;
+  ASSAY_CUDA(cudaMemcpy(&found, fault.data(), sizeof(found), cudaMemcpyDeviceToHost));
+  EXPECT_EQ(found.op, 2);
+  EXPECT_TRUE(std::isnan(found.value));
 }
 
 TEST(StepTables, LeavesNoOverlappingThreadBlockWithLessThanOthers) {
@@ -320,9 +403,9 @@ class ExpectedUnits {
       group[((lower * 2 + j / 2) * 32 + lane) * 16 + (j % 2 * 2 + half) * 4 + i] = code;
       return;
     }
-    // kSuper4: the nibbles of a word are two blocks, else the halves of one.
-    const bool super4 = shape_.kind == MatrixKind::kSuper4;
-    const int word = super4 ? j / 2 * 2 + half : j, nibble = super4 ? j % 2 : half;
+    // The nibbles of a word are two blocks, in kSuper6 the halves of one.
+    const bool pairs = shape_.kind != MatrixKind::kSuper6;
+    const int word = pairs ? j / 2 * 2 + half : j, nibble = pairs ? j % 2 : half;
     uint8_t& both = group[(lower * 32 + lane) * 16 + word * 4 + i];
     both = static_cast<uint8_t>(both | (code & 15) << (4 * nibble));
     if (shape_.kind != MatrixKind::kSuper6) return;
