@@ -384,6 +384,7 @@ __device__ __forceinline__ void hand_on(float* to, float value) {
 
 /// Quantized groups as they are handed on.
 struct HandedGroups {
+  static constexpr int kScaleAt = 308;
   std::byte* groups;
 
   __device__ __forceinline__ void set_planes(int group, int word, uint32_t high,
@@ -397,7 +398,7 @@ struct HandedGroups {
     set_word(group, kSumsAt + 32 + i * 4, sum);
   }
   __device__ __forceinline__ void set_scale(int group, int32_t sum, float scale) const {
-    set_pair(group, kSumsAt + 48, static_cast<uint32_t>(sum), __float_as_uint(scale));
+    set_pair(group, kScaleAt - 4, static_cast<uint32_t>(sum), __float_as_uint(scale));
     set_pair(group, kSumsAt + 56, 0, 0);
   }
 
@@ -444,27 +445,32 @@ __device__ __forceinline__ float* outputs_at(const StepLinearLayout& at) {
   return reinterpret_cast<float*>(shared_at(kWorkAt + at.outputs));
 }
 
-/// The input, which an earlier stage quantized, to shared memory.
+/// The input, which an earlier stage quantized, to shared memory. Each warp has groups of its own.
 __device__ __forceinline__ void fetch_input(const Thread& me, const StepStage& stage) {
-  constexpr int kPieces = kHandedGroupBytes / 32, kBatch = 3;
-  const auto* from = reinterpret_cast<const uint4*>(stage.quantized_input);
+  constexpr int kPieces = kHandedGroupBytes / 32, kMost = 8, kBatch = (kMost * kPieces + 31) / 32;
+  const int groups = stage.layout.groups, share = min(kMost, (groups + kWarps - 1) / kWarps);
   const GroupTarget target = target_at(shared_at(kWorkAt), stage.layout.inputs);
-  const int n = stage.layout.groups * kPieces;
 #pragma unroll 1
-  for (int base = me.index; base < n; base += kBatch * kThreads) {
+  for (int first = me.warp * share; first < groups; first += kWarps * share) {
+    const int n = min(share, groups - first);
+    const std::byte* from = stage.quantized_input + first * kHandedGroupBytes;
+    // Scales alone while it waits: what asks for all takes the way of others' weights.
+    const auto* scale = reinterpret_cast<const float*>(
+        from + min(me.lane, n - 1) * kHandedGroupBytes + HandedGroups::kScaleAt);
+    while (__any_sync(0xffffffffu, is_missing(load_handed(scale)))) continue;
     uint4 v[kBatch][2];
     bool missing;
     do {
       missing = false;
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const int i = min(base + k * kThreads, n - 1);
-        v[k][0] = load_handed(from + 2 * i);
-        v[k][1] = load_handed(from + 2 * i + 1);
+        const int i = min(me.lane + k * 32, n * kPieces - 1);
+        v[k][0] = load_handed(reinterpret_cast<const uint4*>(from) + 2 * i);
+        v[k][1] = load_handed(reinterpret_cast<const uint4*>(from) + 2 * i + 1);
       }
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        const int i = min(base + k * kThreads, n - 1);
+        const int i = min(me.lane + k * 32, n * kPieces - 1);
         const bool is_sum = i % kPieces >= 8;  // elsewhere every second word may be anything
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -476,8 +482,9 @@ __device__ __forceinline__ void fetch_input(const Thread& me, const StepStage& s
     } while (missing);
 #pragma unroll
     for (int k = 0; k < kBatch; ++k) {
-      const int i = min(base + k * kThreads, n - 1);
-      const int group = i / kPieces, piece = i % kPieces;
+      const int i = me.lane + k * 32;
+      if (i >= n * kPieces) break;
+      const int group = first + i / kPieces, piece = i % kPieces;
       const uint4 a = v[k][0], b = v[k][1];
       if (piece < 8) {
         uint4* planes =
@@ -527,6 +534,11 @@ struct HeldBlock {
 __device__ __forceinline__ void take_blocks(HeldBlock (&x)[kHeldBlocks], const StepStage& stage,
                                             int first, int lane) {
   const bool handed = stage.input_handed != 0;
+  // One number while it waits: what asks for all takes the way of others' weights.
+  const int column = first * 2 * kGroupColumns;
+  while (handed && column < stage.layout.columns &&
+         __any_sync(0xffffffffu, is_missing(load_handed(stage.linear.x + column))))
+    continue;
   bool gaps;
   do {
     gaps = false;
