@@ -229,12 +229,12 @@ class StreamRing {
     wait_barrier(barriers_ + state_.taken % kEntries * 8, state_.taken / kEntries & 1);
     return shared_at(memory_ + static_cast<int>(at));
   }
-  /// Hands back the piece, and asks for another if it `asks` or if none is on its way.
-  __device__ __forceinline__ void release(bool asks) {
+  /// Hands back the piece.
+  __device__ __forceinline__ void release() {
     __syncwarp();
     state_.room += piece_;
     ++state_.taken;
-    if (asks || state_.asked == state_.taken) static_cast<void>(ask());
+    static_cast<void>(ask());
   }
 
  private:
@@ -326,16 +326,13 @@ class UnitRing {
     return reinterpret_cast<const uint4*>(piece_ + header);
   }
   __device__ __forceinline__ const uint8_t* header() const { return piece_; }
-  __device__ __forceinline__ void release() { ring_.release(asks_); }
-  /// Whether to ask for more with each part that is handed back.
-  __device__ __forceinline__ void set_asks(bool asks) { asks_ = asks; }
+  __device__ __forceinline__ void release() { ring_.release(); }
 
  private:
   static constexpr uint32_t kPartBytes = static_cast<uint32_t>(kGroups * kWords<kKind> * 32 * 16);
   StreamRing& ring_;
   int header_bytes_;
   const uint8_t* piece_ = nullptr;
-  bool asks_ = true;
 };
 
 // Between stages. Each word of a result tells itself whether it is there.
@@ -389,6 +386,8 @@ struct HandedGroups {
 
   __device__ __forceinline__ void set_planes(int group, int word, uint32_t high,
                                              uint32_t low) const {
+    // Of numbers too large to be quantized, which are reported, it may be anything.
+    if (high == kNotThere) high = 0;
     set_pair(group, (word / 16 * 16 + word % 4 * 4 + word % 16 / 4) * 8, high, low);
   }
   __device__ __forceinline__ void set_sum16(int group, int i, int32_t sum) const {
