@@ -529,7 +529,7 @@ class Builder {
     a.splits = splits_of(*attention, a.max_segments, limits_);
     a.fault_op = step.op + 1;
     a.fault = plan_.fault;
-    plan_.steps.emplace_back(std::move(step));
+    plan_.steps.emplace_back(step);
     return i + 4;
   }
 

@@ -99,7 +99,8 @@ void StepTables::hand_on(bool quantized) {
   float*& out = is_attention ? writer.attention.out : writer.linear.out;
   uint64_t columns = 0;
   if (is_attention) {
-    columns = static_cast<uint64_t>(writer.attention.n_heads * writer.attention.head_dim);
+    columns = static_cast<uint64_t>(writer.attention.n_heads) *
+              static_cast<uint64_t>(writer.attention.head_dim);
   } else {
     for (int i = 0; i < n_matrices(writer.linear); ++i)
       columns = std::max(columns, static_cast<uint64_t>(writer.linear.out_offset[i] +

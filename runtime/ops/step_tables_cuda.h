@@ -54,7 +54,7 @@ class StepTables {
   const std::vector<StepStage>& stages() const { return stages_; }
   const std::vector<BlockShare>& shares() const { return shares_; }
   const std::vector<WeightStream>& streams() const { return streams_; }
-  /// Counts and sizes; the pointers are the caller's.
+  /// Counts, sizes and `vectors`; the other pointers are the caller's.
   StepArguments sizes() const;
 
  private:
