@@ -45,7 +45,18 @@ ExitCode run_calibrate(const Arguments& arguments, Terminal& terminal) {
   if (out.empty() && matrix.empty()) {
     throw UsageError("--out FILE or --imatrix-out FILE is missing: there is nothing to write");
   }
+  for (const std::string& path : {out, matrix}) {
+    if (!path.empty() && std::filesystem::is_regular_file(path) && !arguments.flag("force")) {
+      throw UsageError(path + ": exists already; choose another name or replace it with --force");
+    }
+  }
+  if (!out.empty()) require_token_file_name(out);
   const auto checkpoint = Checkpoint::open(model);
+  if (checkpoint->safetensors() == nullptr) {
+    throw UnsupportedError(model +
+                           ": is a GGUF file, expected a model folder; assay convert --to hf makes "
+                           "one of it");
+  }
   const auto encoder = [&] { return make_text_encoder(model); };
   const TokenWindows windows =
       load_calibration(arguments.text("data"), read_dataset_options(arguments),
@@ -109,6 +120,10 @@ std::vector<Option> options() {
        .group = "Output",
        .writes = true,
        .file_at_end = true},
+      {.name = "force",
+       .kind = ValueKind::kFlag,
+       .help = "Replace existing files.",
+       .group = "Output"},
       {.name = "kv-type",
        .value_name = "TYPE",
        .default_value = "f32",

@@ -255,14 +255,18 @@ TokenWindows load_calibration(const std::string& path, const DatasetOptions& opt
   return load_text(path, sizes, vocab_size, encoder());
 }
 
+void require_token_file_name(const std::string& path) {
+  if (ends_with_ignoring_case(path, ".npy") || ends_with_ignoring_case(path, ".safetensors"))
+    return;
+  throw UsageError(path + ": expected a name that ends in .safetensors or .npy");
+}
+
 void write_token_file(const std::string& path, const TokenWindows& windows) {
+  require_token_file_name(path);
   const std::vector<int64_t> shape = {windows.n_windows, windows.window_length};
   if (ends_with_ignoring_case(path, ".npy")) {
     write_npy_int32(path, shape, windows.ids);
     return;
-  }
-  if (!ends_with_ignoring_case(path, ".safetensors")) {
-    throw UsageError(path + ": expected a name that ends in .safetensors or .npy");
   }
   const TensorView view{DType::kI32, shape, std::as_bytes(std::span(windows.ids))};
   write_safetensors(path, {source_of("token_ids", view)});

@@ -70,5 +70,7 @@ TokenWindows load_calibration(const std::string& path, const DatasetOptions& opt
 /// Writes the windows as they are: `token_ids` (n_windows, window_length) int32 as .safetensors or
 /// .npy, by extension. Reading the file back gives the same windows.
 void write_token_file(const std::string& path, const TokenWindows& windows);
+/// UsageError if it is neither.
+void require_token_file_name(const std::string& path);
 
 }  // namespace assay

@@ -209,6 +209,19 @@ std::vector<OutputFile> files_of(const std::string& out) {
   return files;
 }
 
+// The report is written last: its folder is made now, as that of the output, unless it is the
+// output's own.
+void make_place_for_report(const RunOptions& options) {
+  namespace fs = std::filesystem;
+  const fs::path report = fs::path(options.report).lexically_normal();
+  const fs::path folder = report.parent_path();
+  if (options.report.empty() || folder == fs::path(options.out).lexically_normal()) return;
+  std::error_code error;
+  if (!folder.empty()) fs::create_directories(folder, error);
+  if (error) throw_system_error(folder.string() + ": cannot create the folder", error.value());
+  require_file_place(options.report);
+}
+
 void write_report(const RunOptions& options, const RunResult& result) {
   if (options.report.empty()) return;
   write_text_file(options.report, run_report(options, result).dump() + "\n");
@@ -252,6 +265,7 @@ RunResult finish_complete(const RunOptions& options, const Prepared& prepared) {
 }  // namespace
 
 DryRun dry_run(const RunOptions& options) {
+  refuse_what_is_there(options);
   Prepared prepared = prepare(options);
   DryRun out;
   out.estimate = std::move(prepared.estimate);
@@ -276,6 +290,7 @@ RunResult run_quantization(const RunOptions& options, const RunEvents& events) {
     return finish_complete(options, prepared);
   }
   check_resources(prepared.estimate, options);
+  make_place_for_report(options);
   if (prepared.estimate.spill_bytes > 0) return_freed_blocks();
   if (events.on_note) {
     for (const std::string& warning : prepared.plan.checkpoint->warnings()) events.on_note(warning);

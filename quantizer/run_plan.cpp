@@ -121,7 +121,12 @@ void select_matrices(const RunOptions& options, RunPlan& plan) {
   }
   for (size_t s = 0; s < used.size(); ++s) {
     if (used[s]) continue;
-    throw UsageError("--skip " + options.skip[s] + ": no linear of this model has that name");
+    const auto& slots = plan.program.matrices;
+    const auto first = std::find_if(slots.begin(), slots.end(),
+                                    [](const MatrixSlot& slot) { return slot.layer >= 0; });
+    throw UsageError("--skip " + options.skip[s] + ": no linear of this model has that name" +
+                     (first == slots.end() ? "" : "; they are named like " + first->module) +
+                     ", and * stands for any characters");
   }
   if (!offenders.empty()) refuse_offenders(offenders);
   if (std::find(plan.selected.begin(), plan.selected.end(), 1) == plan.selected.end()) {

@@ -16,8 +16,8 @@ void check(const QuantizeOptions& options) {
   if (options.symmetric) return;
   throw UsageError(
       "--format gptq: found an asymmetric scheme, expected a symmetric one; version 1 stores each "
-      "zero point minus one, which readers decode in two ways; use --scheme W4A16 or --format "
-      "compressed-tensors");
+      "zero point minus one, which readers decode in two ways; use --scheme W" +
+      std::to_string(options.bits) + "A16 or --format compressed-tensors");
 }
 
 std::string find_fault(const LinearShape& linear, const QuantizeOptions& options) {

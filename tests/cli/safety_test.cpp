@@ -161,6 +161,57 @@ TEST_F(Safety, AnOutputThatHasNoPlaceIsSeenBeforeTheWork) {
   }
 }
 
+TEST_F(Safety, TheReportOfAQuantizationHasItsPlaceBeforeTheWork) {
+  const std::string quantize = "assay quantize model --algorithm rtn --group-size 32 --out q ";
+  shell("mkdir folder; touch file");
+
+  for (const char* report : {"folder", "file/r.json"}) {
+    EXPECT_EQ(shell(quantize + "--report " + report).exit_code, 3) << report;
+    EXPECT_FALSE(file_exists(path("q"))) << report;
+    EXPECT_FALSE(file_exists(path("q.state"))) << report;
+  }
+  for (const char* report : {"q/r.json", "new/folder/r.json"}) {
+    EXPECT_EQ(shell(quantize + "--force --report " + report).exit_code, 0) << report;
+    EXPECT_TRUE(file_exists(path(report))) << report;
+  }
+}
+
+TEST_F(Safety, ADryRunRefusesWhatTheRunWouldRefuse) {
+  const std::string quantize = "assay quantize model --algorithm rtn --group-size 32 --out q";
+  ASSERT_EQ(shell(quantize).exit_code, 0);
+
+  EXPECT_EQ(shell(quantize + " --dry-run").exit_code, 2);
+  EXPECT_EQ(shell(quantize + " --dry-run --force").exit_code, 0);
+}
+
+TEST_F(Safety, TokenFilesAreReplacedOnlyByForce) {
+  const std::string calibrate = "assay calibrate model --data text --window-length 8 --out ";
+  shell("cp model/tokenizer.json text");
+  ASSERT_EQ(shell(calibrate + "ids.npy").exit_code, 0);
+
+  EXPECT_EQ(shell(calibrate + "ids.npy").exit_code, 2);
+  EXPECT_EQ(shell(calibrate + "ids.npy --force").exit_code, 0);
+  EXPECT_THAT(shell(calibrate + "ids.txt").error, HasSubstr("ends in .safetensors or .npy"));
+}
+
+TEST_F(Safety, CalibrateSaysThatItTakesNoGgufFile) {
+  ASSERT_EQ(shell("cp model/tokenizer.json text; assay convert model --out m.gguf").exit_code, 0);
+
+  const ShellResult result = shell("assay calibrate m.gguf --data text --out ids.npy");
+
+  EXPECT_EQ(result.exit_code, 7);
+  EXPECT_THAT(result.error, HasSubstr("m.gguf: is a GGUF file, expected a model folder"));
+}
+
+TEST_F(Safety, QuantizeTellsWhatToTry) {
+  const std::string quantize = "assay quantize model --algorithm rtn --group-size 32 --out q ";
+
+  EXPECT_THAT(shell(quantize + "--skip q_proj").error,
+              HasSubstr("named like model.layers.0.self_attn.q_proj, and * stands for any"));
+  EXPECT_THAT(shell(quantize + "--format gptq --scheme W8A16_ASYM").error,
+              HasSubstr("use --scheme W8A16 or"));
+}
+
 TEST_F(Safety, APromptMayComeThroughAPipe) {
   const ShellResult piped = shell("assay generate model -n 4 -f <(printf abc)"),
                     given = shell("assay generate model -n 4 -p abc");
