@@ -2,7 +2,7 @@
 
 // The kernels of solver_kernels.h over lanes.h; included by one file per instruction set.
 
-#include "quantizer/lanes.h"
+#include "calibrate/lanes.h"
 #include "quantizer/solver_kernels.h"
 
 namespace assay {
