@@ -135,6 +135,22 @@ std::vector<float> StreamWalk::logits(int64_t batch, int64_t first_row, int64_t 
   return out;
 }
 
+void StreamWalk::replay(int begin, int end, int64_t batch,
+                        const std::function<void(int op, const CpuContext& context)>& before) {
+  Segment segment;
+  segment.begin = begin;
+  segment.end = end;
+  for (const Register r : live_before(*program_, begin)) {
+    if (stores_.contains(r.index)) segment.loads.push_back(r);
+  }
+  context_->weights = weights_;
+  prepare_batch(segment, batch);
+  for (int op = begin; op < end; ++op) {
+    before(op, *context_);
+    run_op(program_->ops[static_cast<size_t>(op)], *context_);
+  }
+}
+
 std::vector<float> StreamWalk::take_spare(size_t size) {
   for (std::vector<float>& spare : spare_) {
     // What is kept counts by its size, so memory that is much larger does not serve.

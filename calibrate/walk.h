@@ -83,6 +83,11 @@ class StreamWalk {
   /// of a batch. Needs the weights of the ops after the layers.
   std::vector<float> logits(int64_t batch, int64_t first_row, int64_t n_rows);
 
+  /// Runs ops [begin, end) on a batch again from the values that are held, without moving on;
+  /// `before` sees each op and what it is about to read. Needs the weights of these ops.
+  void replay(int begin, int end, int64_t batch,
+              const std::function<void(int op, const CpuContext& context)>& before);
+
   /// Registers that are held now, ascending: between layers the residual stream (and whatever else
   /// lives across layers).
   std::vector<int> held_registers() const;
