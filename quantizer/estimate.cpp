@@ -8,8 +8,10 @@
 #include <thread>
 
 #include "calibrate/gram.h"
+#include "calibrate/sensitivity.h"
 #include "convert/core/isa.h"
 #include "convert/core/parallel.h"
+#include "quantizer/coupled_rows.h"
 #include "quantizer/factor.h"
 #include "quantizer/held_out.h"
 #include "quantizer/layer_solver.h"
@@ -31,12 +33,13 @@ struct Rates {
   double factor;     // fused fp64
   double columns;    // fused fp32
   double quadratic;  // fused fp64: scale search and losses
+  double gradient;   // fused fp32 of derivatives
 };
 
 const Rates& rates_in_use() {
-  static constexpr Rates kScalar = {.3e9, .3e9, .2e9, .1e9, 2e9, 1e9, .7e9, .7e9};
-  static constexpr Rates kAvx2 = {30e9, 12e9, 14e9, 1.5e9, 28e9, 9e9, 16e9, 10e9};
-  static constexpr Rates kAvx512 = {70e9, 45e9, 33e9, 3e9, 65e9, 18e9, 33e9, 23e9};
+  static constexpr Rates kScalar = {.3e9, .3e9, .2e9, .1e9, 2e9, 1e9, .7e9, .7e9, .3e9};
+  static constexpr Rates kAvx2 = {30e9, 12e9, 14e9, 1.5e9, 28e9, 9e9, 16e9, 10e9, 25e9};
+  static constexpr Rates kAvx512 = {70e9, 45e9, 33e9, 3e9, 65e9, 18e9, 33e9, 23e9, 50e9};
   const Isa isa = active_isa();
   return isa == Isa::kAvx512 ? kAvx512 : isa == Isa::kAvx2 ? kAvx2 : kScalar;
 }
@@ -242,7 +245,9 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
       cost.factor += n * n * n / 3.0 / rates.factor;
     }
     for (const int matrix : stop.matrices) {
-      const auto rows = static_cast<double>(plan.shape(matrix).out_features);
+      const int64_t n_rows = plan.shape(matrix).out_features;
+      const bool coupled = plan.quantize.sensitivity_windows > 0 && stop.routes.index < 0;
+      const auto rows = static_cast<double>(coupled ? coupled_lanes(n_rows) : n_rows);
       const double group =
           plan.quantize.group_size < 0 ? n : static_cast<double>(plan.quantize.group_size);
       // Losses; the target's three products; the two of the rows that are refined, and about as
@@ -260,6 +265,49 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
   cost.factor /= threads;
   cost.solve /= threads;
   return cost;
+}
+
+double sensitivity_seconds(const RunPlan& plan, int64_t n_windows, int64_t window_length) {
+  if (plan.quantize.sensitivity_windows == 0) return 0.0;
+  const Rates& rates = rates_in_use();
+  const auto n_tokens =
+      static_cast<double>(std::min(n_windows, plan.quantize.sensitivity_windows) * window_length);
+  const auto products = [&](const OpRange& range) {
+    double seconds = 0.0;
+    for (int i = range.begin; i < range.end; ++i) {
+      const Op& op = plan.program.ops[static_cast<size_t>(i)];
+      if (const auto* linear = std::get_if<LinearOp>(&op.kind)) {
+        const MatrixSlot& slot = plan.program.matrices[static_cast<size_t>(linear->matrix)];
+        const auto rows = static_cast<double>(slot.out_features);
+        // The derivative of what it reads, and the half of what its outputs do together.
+        const double coupled = std::min(rows, static_cast<double>(kChainRows)) / 2.0;
+        seconds +=
+            n_tokens * rows *
+            (static_cast<double>(slot.in_features) + (plan.wants(linear->matrix) ? coupled : 0.0)) /
+            rates.gradient;
+      } else if (const auto* attention = std::get_if<AttentionOp>(&op.kind)) {
+        const int64_t seen =
+            std::min(window_length / 2 + 1, attention->sliding_window.value_or(window_length));
+        seconds += n_tokens * static_cast<double>(seen) * 8.0 * attention->n_heads *
+                   attention->head_dim / rates.gradient;
+      } else if (const auto* delta = std::get_if<DeltaNetOp>(&op.kind)) {
+        const auto& states = plan.program.state_layers[static_cast<size_t>(delta->state_layer)];
+        seconds += n_tokens * 14.0 * static_cast<double>(states.matrix_values()) / rates.attention;
+      }
+    }
+    return seconds;
+  };
+  double seconds =
+      products({plan.program.layers.back().end, static_cast<int>(plan.program.ops.size())});
+  for (const OpRange& range : plan.program.layers) {
+    const LayerPlan whole =
+        plan_ops(plan.program, -1, range, [](const MatrixSlot&) { return false; });
+    // Forward twice, and what passes over every register on the way back.
+    seconds += 4.0 * segment_seconds(plan.program, whole.segments.front(), rates, n_tokens,
+                                     window_length, rates.linear16 * 2.0) +
+               products(range);
+  }
+  return seconds / n_threads();
 }
 
 double idle_share() {
@@ -307,8 +355,20 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
     out.seconds += layer_cost(plan, layer, n_windows, window_length).total();
   }
   if (options.held_out_windows > 0) most.weights = std::max(most.weights, head_bytes(plan));
+  out.seconds += sensitivity_seconds(plan, n_windows, window_length);
+  SensitivityCost sensitivity;
+  if (plan.quantize.sensitivity_windows > 0) {
+    sensitivity = sensitivity_cost(
+        plan.program,
+        [&](const MatrixSlot& slot) {
+          return plan.wants(static_cast<int>(&slot - plan.program.matrices.data()));
+        },
+        n_windows, window_length, {plan.quantize.sensitivity_windows, options.kv_type});
+    most.activations += sensitivity.found_bytes;  // the rest is gone before the first layer
+  }
   const uint64_t in_memory = std::min(most.activations, options.activation_memory);
-  out.spill_bytes = most.activations - in_memory;
+  const uint64_t stored = std::min(sensitivity.stored_bytes, options.activation_memory);
+  out.spill_bytes = std::max(most.activations - in_memory, sensitivity.stored_bytes - stored);
   uint64_t tables = 0;
   for (const RopeSpec& rope : plan.program.ropes) {
     tables += static_cast<uint64_t>(window_length * rope.rotary_dims) * sizeof(float);
@@ -328,6 +388,13 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
                 {"token ids", static_cast<uint64_t>(n_tokens) * sizeof(int32_t)},
                 {"program", kProgramBytes}};
   for (const LedgerItem& item : out.memory) out.memory_bytes += item.bytes;
+  // Nothing of the layers is there yet while sensitivities are measured.
+  const uint64_t measuring = stored + sensitivity.work_bytes + cache + tables +
+                             static_cast<uint64_t>(n_tokens) * sizeof(int32_t) + kProgramBytes;
+  if (measuring > out.memory_bytes) {
+    out.memory.push_back({"derivatives, beyond all that", measuring - out.memory_bytes});
+    out.memory_bytes = measuring;
+  }
 
   if (plan.calibrated) {
     // The stream into the next layer is written before the one before it is removed.

@@ -37,6 +37,9 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
 /// idle one. Takes 0.15 s.
 double idle_share();
 
+/// Seconds of measuring the sensitivities of all linears; 0 where the run does not.
+double sensitivity_seconds(const RunPlan& plan, int64_t n_windows, int64_t window_length);
+
 /// Cost of one layer; also the scale of the progress bar.
 StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t window_length);
 

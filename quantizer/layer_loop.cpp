@@ -100,9 +100,14 @@ LayerLoop::LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEv
 void LayerLoop::run() {
   const int first = state_.n_layers_done();
   for (int layer = 0; layer < first; ++layer) meter_.skip(cost_of(layer).total());
-  if (walk_ && first < n_layers()) start_walk(first);
+  if (walk_ && first < n_layers()) {
+    start_walk(first);
+  }
   for (int layer = first; layer < n_layers(); ++layer) {
-    run_layer(layer);
+    LayerReport report;
+    report.layer = layer;
+    if (layer == first) measure_sensitivities(report);
+    run_layer(layer, report);
     if (layer + 1 < n_layers() && events_.stop_requested && events_.stop_requested()) {
       throw StoppedError("stopped after layer " + std::to_string(layer + 1) + " of " +
                          std::to_string(n_layers()) + "; run the same command with --resume");
@@ -117,9 +122,29 @@ StageCost LayerLoop::cost_of(int layer) const {
 }
 
 double LayerLoop::total_cost() const {
-  double total = 0.0;
+  double total = windows_ != nullptr
+                     ? sensitivity_seconds(plan_, windows_->n_windows, windows_->window_length)
+                     : 0.0;
   for (int layer = 0; layer < n_layers(); ++layer) total += cost_of(layer).total();
   return total;
+}
+
+// Of the 16-bit model, so that a run that goes on finds the same again.
+void LayerLoop::measure_sensitivities(LayerReport& report) {
+  const int64_t n_windows = plan_.quantize.sensitivity_windows;
+  if (n_windows == 0) return;
+  const Stopwatch watch;
+  meter_.begin(sensitivity_seconds(plan_, windows_->n_windows, windows_->window_length),
+               "sensitivities");
+  sensitivities_ = assay::measure_sensitivities(
+      plan_.program, plan_.checkpoint,
+      [&](const MatrixSlot& slot) {
+        return plan_.wants(static_cast<int>(&slot - plan_.program.matrices.data()));
+      },
+      *windows_, {n_windows, options_.kv_type}, memory_,
+      [&](double share) { meter_.share(share); });
+  meter_.end();
+  report.seconds.sensitivity = watch.seconds();
 }
 
 void LayerLoop::start_walk(int first) {
@@ -165,9 +190,7 @@ void LayerLoop::drop_layer(CpuWeights& weights) {
   for (auto& vector : weights.vectors) vector = {};
 }
 
-void LayerLoop::run_layer(int layer) {
-  LayerReport report;
-  report.layer = layer;
+void LayerLoop::run_layer(int layer, LayerReport& report) {
   solved_.clear();
   if (!walk_) {
     solve_without_inputs(layer, report);
@@ -370,6 +393,7 @@ void LayerLoop::solve_linears(const std::vector<int>& matrices, Calibration cali
     Json tried = Json::array();
     std::vector<QuantizeOptions> trials = trials_of(matrix);
     if (held_out == nullptr) trials.resize(1);
+    if (sensitivities_) calibration.sensitivities = &*sensitivities_;
     for (const QuantizeOptions& options : trials) {
       if (factors) {
         const Stopwatch watch;

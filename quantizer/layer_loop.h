@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "calibrate/sensitivity.h"
 #include "calibrate/walk.h"
 #include "quantizer/beside.h"
 #include "quantizer/estimate.h"
@@ -60,12 +61,13 @@ class LayerLoop {
   std::string module_name(int matrix) const;
   std::string label(int layer, const char* stage) const;
 
+  void measure_sensitivities(LayerReport& report);
   void start_walk(int first_layer);
   void release_model_pages() const;
   void bind_layer(int layer, bool with_selected, CpuWeights& weights) const;
   static void drop_layer(CpuWeights& weights);
 
-  void run_layer(int layer);
+  void run_layer(int layer, LayerReport& report);
   void run_sequential_layer(int layer, LayerReport& report);
   void run_plain_stream(int layer, LayerReport& report);
   void run_captured_layer(int layer, LayerReport& report);
@@ -100,6 +102,7 @@ class LayerLoop {
   CpuWeights plain_weights_;  // 16-bit, for the second stream and CaptureMode::kLayer
   std::optional<StreamWalk> walk_;
   std::optional<StreamWalk> plain_walk_;  // RunPlan::two_streams()
+  std::optional<Sensitivities> sensitivities_;
   std::optional<HeldOut> held_out_;
   std::vector<std::unique_ptr<BesideModel>> beside_;
   std::vector<BesideResult> beside_results_;

@@ -8,6 +8,7 @@
 #include "convert/core/error.h"
 #include "convert/core/parallel.h"
 #include "convert/core/stopwatch.h"
+#include "quantizer/coupled_rows.h"
 #include "quantizer/grid.h"
 #include "quantizer/loss.h"
 #include "quantizer/q4_k_grid.h"
@@ -45,9 +46,10 @@ double held_out_distance(const LayerProblem& problem, const QuantizeOptions& opt
   grid.n_groups = groups_per_row(problem.in_features, options);
   grid.scales = result.scales;
   grid.zero_points = result.zero_points;
+  std::vector<float> rounded = rounded_weights(grid, result.codes, problem.in_features);
+  if (!problem.sensitivity.empty()) return coupled_loss(problem, errors_of(problem, rounded));
   const double loss = loss_of_codes(problem, grid, result.codes);
-  if (problem.drift == nullptr) return loss;
-  return output_distance(problem, rounded_weights(grid, result.codes, problem.in_features), loss);
+  return problem.drift == nullptr ? loss : output_distance(problem, rounded, loss);
 }
 
 /// Round to nearest, with nothing that looks at activations.
@@ -88,6 +90,11 @@ LinearTrial try_linear(const RunPlan& plan, int matrix, const QuantizeOptions& o
                        .factor = calibration.factor,
                        .drift = calibration.drift,
                        .residual_drift = calibration.residual_drift};
+  std::vector<float> scratch;
+  if (calibration.sensitivities != nullptr && options.sensitivity_windows > 0 &&
+      !calibration.starved) {
+    problem.sensitivity = calibration.sensitivities->of(matrix, scratch);
+  }
   LinearTrial trial;
   trial.options = options;
   trial.result = quantize_linear(problem, calibration.starved ? uncalibrated(options) : options);
@@ -136,6 +143,8 @@ SolvedLinear finish_linear(const RunPlan& plan, int matrix, const LinearTrial& t
   report.clipped_share = result.clipped_share;
   report.output_distance = result.output_distance;
   report.rtn_output_distance = result.rtn_output_distance;
+  report.coupled_loss = result.coupled_loss;
+  report.rtn_coupled_loss = result.rtn_coupled_loss;
   report.steps = result.steps;
   report.plain_loss = result.plain_loss;
   report.seconds = trial.seconds;
@@ -164,6 +173,9 @@ uint64_t solve_peak_bytes(const LinearShape& linear, const QuantizeOptions& opti
   if (options.target_alpha != 0.0) {
     target += rows * columns * sizeof(float);
     steps = std::max(steps, target_peak_bytes(linear.in_features));
+  }
+  if (options.sensitivity_windows > 0) {
+    target += coupled_rows_bytes(linear.out_features, linear.in_features);
   }
   return weights + target + scales + threads * std::max({codes, loss, search, lattice, steps});
 }

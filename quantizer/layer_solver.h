@@ -5,6 +5,7 @@
 #include <optional>
 #include <vector>
 
+#include "calibrate/sensitivity.h"
 #include "quantizer/run_plan.h"
 #include "runtime/ops/linear.h"
 
@@ -25,6 +26,7 @@ struct Calibration {
   const HessianFactor* factor = nullptr;
   const CrossProduct* drift = nullptr;           // LayerProblem::drift
   const CrossProduct* residual_drift = nullptr;  // LayerProblem::residual_drift
+  const Sensitivities* sensitivities = nullptr;  // of all linears of the model
   bool starved = false;  // rounded to nearest whatever the run's algorithm is
 };
 

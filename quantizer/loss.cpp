@@ -100,6 +100,11 @@ void rounding_errors(std::span<const float> weights, std::span<const uint8_t> co
   }
 }
 
+std::vector<float> errors_of(const LayerProblem& problem, std::vector<float> rounded) {
+  for (size_t i = 0; i < rounded.size(); ++i) rounded[i] = problem.weights[i] - rounded[i];
+  return rounded;
+}
+
 double loss_of_codes(const LayerProblem& problem, const Grid& grid,
                      std::span<const uint8_t> codes) {
   const auto columns = static_cast<size_t>(problem.in_features);

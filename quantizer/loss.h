@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <span>
+#include <vector>
 
 #include "quantizer/grid.h"
 #include "quantizer/quantize.h"
@@ -20,6 +21,9 @@ double quadratic_loss(int64_t rows, int64_t columns, const Hessian* hessian,
 /// e = w − scale·(code − zero) of one row.
 void rounding_errors(std::span<const float> weights, std::span<const uint8_t> codes,
                      const Grid& grid, int64_t row, std::span<double> errors);
+
+/// W − Ŵ.
+std::vector<float> errors_of(const LayerProblem& problem, std::vector<float> rounded);
 
 /// e·H·e^T of these codes, e = w − scale·(code − zero), summed over rows.
 double loss_of_codes(const LayerProblem& problem, const Grid& grid, std::span<const uint8_t> codes);

@@ -50,6 +50,9 @@ struct QuantizeOptions {
   int refit_rounds = 0;         // rounds of scale refit, each followed by
   int descent_passes = 0;       // so many passes of coordinate descent over the codes
   int regrid_rounds = 0;        // first rounds in which each group is quantized anew, too
+  /// Calibration windows on which the sensitivities of the outputs are measured; 0: rows of a
+  /// linear are independent.
+  int64_t sensitivity_windows = 0;
 
   bool measure_plain = false;  // also report what the plain recipe would lose; changes no result
 
@@ -84,6 +87,9 @@ struct LayerProblem {
   /// D = (X − X̃)^T X̃ (in_features, in_features): X the 16-bit stream, X̃ the quantized one, whose
   /// Hessian is above. Null: the target is W itself.
   const CrossProduct* drift = nullptr;
+  /// How the errors of its outputs act together on the predictions: G of the chains of its rows,
+  /// one after another (calibrate/sensitivity.h). Empty: rows are independent.
+  std::span<const float> sensitivity = {};
   /// E = (S − S̃)^T X̃ (out_features, in_features), S and S̃ what the output is added to in the two
   /// streams. Null: nothing, or something between.
   const CrossProduct* residual_drift = nullptr;
@@ -130,6 +136,10 @@ struct LayerResult {
   /// Σ‖(S + X W^T) − (S̃ + X̃ Ŵ^T)‖² less what no Ŵ can change; only with a drift.
   std::optional<double> output_distance = std::nullopt;
   std::optional<double> rtn_output_distance = std::nullopt;  // the same of round-to-nearest
+  /// What `loss`, or with a drift `output_distance`, is where outputs count by their sensitivity:
+  /// the aim of a linear that has one.
+  std::optional<double> coupled_loss = std::nullopt;
+  std::optional<double> rtn_coupled_loss = std::nullopt;
   std::optional<StepLosses> steps = std::nullopt;   // only where something follows the column loop
   std::optional<double> plain_loss = std::nullopt;  // of the plain recipe; where options ask for it
 };

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "convert/core/error.h"
+#include "quantizer/coupled_rows.h"
 #include "quantizer/grid.h"
 #include "quantizer/loss.h"
 #include "quantizer/refine.h"
@@ -33,6 +34,20 @@ std::vector<float> nearest_weights(const LayerProblem& problem, const QuantizeOp
   return rounded_weights(grid, codes, problem.in_features);
 }
 
+RowResult solve_rows(const Algorithm& algorithm, const LayerProblem& aim,
+                     const QuantizeOptions& options) {
+  const Refiner refiner(aim, options);
+  const RowSolver solve = [&](const LayerProblem& rows) {
+    RowResult part;
+    part.grid = make_grid(rows, options);
+    part.codes.resize(rows.weights.size());
+    part.n_cut = algorithm.codes(rows, options, part.grid, part.codes);
+    if (refines(options)) part.steps = refiner.run(rows, rows.weights, part.grid, part.codes);
+    return part;
+  };
+  return aim.sensitivity.empty() ? solve(aim) : solve_coupled_rows(aim, options, solve);
+}
+
 }  // namespace
 
 LayerResult quantize_linear(const LayerProblem& problem, const QuantizeOptions& options) {
@@ -47,14 +62,14 @@ LayerResult quantize_linear(const LayerProblem& problem, const QuantizeOptions& 
     target = two_stream_target(problem, options.target_alpha, options.residual_alpha);
     aim.weights = target;
   }
-  Grid grid = make_grid(aim, options);
   LayerResult result;
-  result.codes.resize(problem.weights.size());
-  const int64_t n_cut = algorithm.codes(aim, options, grid, result.codes);
+  RowResult rows = solve_rows(algorithm, aim, options);
+  Grid& grid = rows.grid;
+  result.codes = std::move(rows.codes);
   if (options.measure_plain && algorithm.takes_steps) {
     result.plain_loss = loss_of_plain_recipe(algorithm, problem, options);
   }
-  if (refines(options)) result.steps = refine(problem, options, aim.weights, grid, result.codes);
+  if (refines(options)) result.steps = rows.steps;
   target = {};
   const Losses losses = measure_losses(problem, options, grid, result.codes);
   result.loss = losses.loss;
@@ -64,9 +79,16 @@ LayerResult quantize_linear(const LayerProblem& problem, const QuantizeOptions& 
     result.rtn_output_distance =
         output_distance(problem, nearest_weights(problem, options), losses.rtn_loss);
   }
+  if (!problem.sensitivity.empty()) {
+    result.coupled_loss = coupled_loss(
+        problem, errors_of(problem, rounded_weights(grid, result.codes, problem.in_features)));
+    result.rtn_coupled_loss =
+        coupled_loss(problem, errors_of(problem, nearest_weights(problem, options)));
+  }
   result.rtn_loss = losses.rtn_loss;
   result.weight_norm = losses.weight_norm;
-  result.clipped_share = static_cast<double>(n_cut) / static_cast<double>(problem.weights.size());
+  result.clipped_share =
+      static_cast<double>(rows.n_cut) / static_cast<double>(problem.weights.size());
   result.scales = std::move(grid.scales);
   result.zero_points = std::move(grid.zero_points);
   return result;

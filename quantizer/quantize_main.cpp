@@ -149,8 +149,9 @@ void tell_result(const RunOptions& options, const RunResult& result, Terminal& t
   if (!away.empty()) {
     terminal.log(LogLevel::kInfo,
                  fmt::format("{} of the linears are further from their own weights than "
-                             "round-to-nearest, but nearer to the 16-bit output, which is what "
-                             "--target-alpha and --residual-alpha aim at: {}",
+                             "round-to-nearest, but nearer to what the recipe aims at, the 16-bit "
+                             "output (--target-alpha, --residual-alpha) or the predictions "
+                             "(--sensitivity-windows): {}",
                              away.size(), join_words(away)));
   }
   if (result.n_windows > 0) {

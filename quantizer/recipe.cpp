@@ -140,6 +140,20 @@ std::vector<RecipeValue> make_values() {
            [](QuantizeOptions& options) {
              options.regrid_rounds = std::min(options.regrid_rounds, options.refit_rounds);
            }},
+      {.name = "sensitivity_windows",
+       .option = {.name = "sensitivity-windows",
+                  .kind = ValueKind::kInteger,
+                  .value_name = "N",
+                  .help = "Calibration windows on which derivatives of the 16-bit model's "
+                          "predictions are taken, so that each row makes good what the errors of "
+                          "other rows do to those. 0: rows are independent.",
+                  .group = "Recipe",
+                  .minimum = 0},
+       .access = number<&QuantizeOptions::sensitivity_windows>(),
+       .best = 8,
+       .off = 0,
+       .needs = Needs::kSteps,
+       .per_module = false},
       {.name = "damp_percent",
        .option = {.name = "damp",
                   .kind = ValueKind::kNumber,

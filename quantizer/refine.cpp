@@ -7,7 +7,6 @@
 #include "convert/core/parallel.h"
 #include "quantizer/descent.h"
 #include "quantizer/refit.h"
-#include "quantizer/regrid.h"
 #include "quantizer/solver_kernels.h"
 
 namespace assay {
@@ -96,11 +95,13 @@ uint64_t refine_shared_bytes(int64_t columns, const QuantizeOptions& options) {
   return group_blocks_bytes(columns, columns_per_group(columns, options));
 }
 
-StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
-                  std::span<const float> target, Grid& grid, std::span<uint8_t> codes) {
+Refiner::Refiner(const LayerProblem& problem, const QuantizeOptions& options) : options_(options) {
+  if (options.regrid_rounds > 0) blocks_ = group_blocks(problem, options);
+}
+
+StepLosses Refiner::run(const LayerProblem& problem, std::span<const float> target, Grid& grid,
+                        std::span<uint8_t> codes) const {
   const int64_t n = problem.in_features;
-  std::vector<GroupBlock> blocks;
-  if (options.regrid_rounds > 0) blocks = group_blocks(problem, options);
   std::vector<StepLosses> row_losses(static_cast<size_t>(problem.out_features));
   const int64_t n_packs = (problem.out_features + kQuadraticLanes - 1) / kQuadraticLanes;
   parallel_for(n_packs, 1, [&](int64_t begin, int64_t end) {
@@ -108,7 +109,7 @@ StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
     for (int64_t p = begin; p < end; ++p) {
       const int64_t first = p * kQuadraticLanes;
       pack.load(target, codes, first);
-      PackTask(pack, options, blocks,
+      PackTask(pack, options_, blocks_,
                std::span(row_losses)
                    .subspan(static_cast<size_t>(first), static_cast<size_t>(pack.n_rows())))
           .run();

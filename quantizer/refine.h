@@ -1,17 +1,30 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include "quantizer/grid.h"
 #include "quantizer/quantize.h"
+#include "quantizer/regrid.h"
 
 namespace assay {
 
 /// What follows the column loop: options.refit_rounds rounds of scale refit and coordinate descent,
-/// in the first regrid_rounds of them each group anew and another descent, row by row, towards
-/// `target` (out_features, in_features). Changes grid and codes in place.
-StepLosses refine(const LayerProblem& problem, const QuantizeOptions& options,
-                  std::span<const float> target, Grid& grid, std::span<uint8_t> codes);
+/// in the first regrid_rounds of them each group anew and another descent, row by row.
+class Refiner {
+ public:
+  /// Makes what all rows share. Hessian and factor of `problem`, and the options, must outlive it.
+  Refiner(const LayerProblem& problem, const QuantizeOptions& options);
+
+  /// Brings some rows of the problem nearer to `target` (out_features, in_features of `rows`).
+  /// Changes grid and codes in place.
+  StepLosses run(const LayerProblem& rows, std::span<const float> target, Grid& grid,
+                 std::span<uint8_t> codes) const;
+
+ private:
+  const QuantizeOptions& options_;
+  std::vector<GroupBlock> blocks_;
+};
 
 /// Whether options ask for any of it.
 bool refines(const QuantizeOptions& options);

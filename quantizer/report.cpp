@@ -33,6 +33,8 @@ Json to_json(const ModuleReport& module) {
   if (module.off_lattice) json.set("grid", "free");
   if (module.output_distance) json.set("output_distance", *module.output_distance);
   if (module.rtn_output_distance) json.set("rtn_output_distance", *module.rtn_output_distance);
+  if (module.coupled_loss) json.set("coupled_loss", *module.coupled_loss);
+  if (module.rtn_coupled_loss) json.set("rtn_coupled_loss", *module.rtn_coupled_loss);
   if (module.steps) {
     const StepLosses& losses = *module.steps;
     Json steps = Json::object();
@@ -74,6 +76,10 @@ ModuleReport module_from_json(const Json& json) {
   if (const Json* distance = json.find("rtn_output_distance")) {
     module.rtn_output_distance = distance->as_number();
   }
+  if (const Json* loss = json.find("coupled_loss")) module.coupled_loss = loss->as_number();
+  if (const Json* loss = json.find("rtn_coupled_loss")) {
+    module.rtn_coupled_loss = loss->as_number();
+  }
   if (const Json* steps = json.find("steps")) {
     module.steps.emplace();
     module.steps->column_loop = steps->at("column_loop_loss").as_number();
@@ -90,7 +96,8 @@ ModuleReport module_from_json(const Json& json) {
 
 Json to_json(const LayerReport& layer) {
   Json seconds = Json::object();
-  seconds.set("forward", layer.seconds.forward)
+  seconds.set("sensitivity", layer.seconds.sensitivity)
+      .set("forward", layer.seconds.forward)
       .set("gram", layer.seconds.gram)
       .set("factor", layer.seconds.factor)
       .set("solve", layer.seconds.solve);
@@ -106,6 +113,7 @@ LayerReport layer_report_from_json(const Json& json) {
   LayerReport layer;
   layer.layer = static_cast<int>(json.at("layer").as_integer());
   const Json& seconds = json.at("seconds");
+  layer.seconds.sensitivity = seconds.at("sensitivity").as_number();
   layer.seconds.forward = seconds.at("forward").as_number();
   layer.seconds.gram = seconds.at("gram").as_number();
   layer.seconds.factor = seconds.at("factor").as_number();
@@ -136,6 +144,9 @@ bool has_loss_of_rtn(const ModuleReport& module) {
 }
 
 bool misses_its_aim(const ModuleReport& module) {
+  if (module.coupled_loss && module.rtn_coupled_loss) {
+    return *module.coupled_loss >= *module.rtn_coupled_loss && module.rtn_loss > 0.0;
+  }
   if (module.output_distance && module.rtn_output_distance) {
     return *module.output_distance >= *module.rtn_output_distance && module.rtn_loss > 0.0;
   }

@@ -28,6 +28,8 @@ struct ModuleReport {
   double clipped_share = 0.0;
   std::optional<double> output_distance = std::nullopt;  // LayerResult::output_distance
   std::optional<double> rtn_output_distance = std::nullopt;
+  std::optional<double> coupled_loss = std::nullopt;  // LayerResult::coupled_loss
+  std::optional<double> rtn_coupled_loss = std::nullopt;
   std::optional<StepLosses> steps = std::nullopt;   // LayerResult::steps
   std::optional<double> plain_loss = std::nullopt;  // LayerResult::plain_loss
   Json choice = {};      // what --per-module chose and from what; null: nothing was to be chosen
@@ -39,11 +41,12 @@ struct ModuleReport {
 
 /// Wall seconds of the stages of one layer.
 struct StageSeconds {
+  double sensitivity = 0.0;  // of the whole model, before the first layer of a run
   double forward = 0.0;
   double gram = 0.0;
   double factor = 0.0;
   double solve = 0.0;
-  double total() const { return forward + gram + factor + solve; }
+  double total() const { return sensitivity + forward + gram + factor + solve; }
 };
 
 struct LayerReport {
@@ -63,11 +66,12 @@ LayerReport layer_report_from_json(const Json& json);
 std::string table_heading();
 std::string table_row(const ModuleReport& module);
 
-/// Modules that do not do better than round-to-nearest at what they aim at: the distance to the
-/// 16-bit output where it is known, else the loss.
+/// Modules that do not do better than round-to-nearest at what they aim at: what the errors of
+/// their outputs do to the predictions, or the distance to the 16-bit output, where these are
+/// known, else the loss.
 std::vector<std::string> modules_not_better_than_rtn(const std::vector<LayerReport>& layers);
-/// The others whose loss is not below that of round-to-nearest all the same: aimed at the 16-bit
-/// output, they are nearer to it, but further from their own weights.
+/// The others whose loss is not below that of round-to-nearest all the same: they are nearer to
+/// what they aim at, but further from their own weights.
 std::vector<std::string> modules_away_from_their_weights(const std::vector<LayerReport>& layers);
 
 }  // namespace assay

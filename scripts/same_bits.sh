@@ -35,7 +35,8 @@ echo '[[0, 17, 4, 290, 33, 5, 5, 612, 48], [0, 1024, 77]]' >"$work/prompts.json"
 model=tests/data/llama-tiny
 suffix=
 kill_at=30  # the write of a run that an interruption ends it at
-calibration=(--calibration tests/data/calibration.jsonl --windows 4 --window-length 64)
+calibration=(--calibration tests/data/calibration.jsonl --windows 4 --window-length 64
+             --sensitivity-windows 1)
 isas=(scalar)
 for isa in avx2 avx512; do
   if "${programs[0]}" bench prefill "$model" --isa $isa --tokens 1 -r 1 -q >/dev/null 2>&1; then

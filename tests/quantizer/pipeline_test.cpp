@@ -368,6 +368,7 @@ TEST(Quantize, MeasuresThePlainRecipeWithoutAChange) {
   const QuantizeRun fixture;
   RunOptions options = fixture.best_options();
   options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
+  options.quantize.sensitivity_windows = 0;
   options.quantize.measure_plain = true;
 
   const RunResult result = fixture.run(options);

@@ -366,7 +366,7 @@ TEST(Refine, LossesOfStepsAddUpToThatOfTheResult) {
   rows.options.regrid_rounds = 1;
 
   const StepLosses steps =
-      refine(rows.view, rows.options, rows.view.weights, rows.grid, rows.codes);
+      Refiner(rows.view, rows.options).run(rows.view, rows.view.weights, rows.grid, rows.codes);
 
   RowQuadraticPack pack(rows.view, rows.grid);
   pack.load(rows.view.weights, rows.codes, 0);
