@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -351,6 +352,17 @@ CrossProduct StreamWalk::captured_cross(const StreamWalk& rows, const CaptureSto
     if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
   }
   return gram.finish();
+}
+
+bool StreamWalk::has_values_of(const StreamWalk& other, Register r) const {
+  std::vector<float> scratch;
+  std::vector<float> other_scratch;
+  for (int64_t b = 0; b < n_batches(); ++b) {
+    const std::span<const float> a = values(r).view(b, scratch);
+    const std::span<const float> c = other.values(r).view(b, other_scratch);
+    if (std::memcmp(a.data(), c.data(), a.size_bytes()) != 0) return false;
+  }
+  return true;
 }
 
 CrossProduct StreamWalk::register_drift(const StreamWalk& rows, Register r, const CaptureStop& stop,

@@ -73,6 +73,8 @@ class StreamWalk {
                               const std::string& name,
                               const std::function<void(double)>& progress = nullptr) const;
 
+  /// Whether register `r` holds the same bits in `other`, another walk at the same place.
+  bool has_values_of(const StreamWalk& other, Register r) const;
   /// (A − B)^T Y with A register `r` in `rows`, B in this walk, and Y the captured input of `stop`
   /// in this walk; A − B in fp32. Throws likewise.
   CrossProduct register_drift(const StreamWalk& rows, Register r, const CaptureStop& stop,

@@ -221,7 +221,9 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
   StageCost cost;
   const LayerPlan cut = plan.layer(layer);
   const auto n_tokens = static_cast<double>(n_windows * window_length);
+  const bool last = layer + 1 == static_cast<int>(plan.program.layers.size());
   for (const Segment& segment : cut.segments) {
+    if (last && &segment == &cut.segments.back()) break;  // its output goes nowhere
     if (plan.calibrated) {
       const auto stream = [&](double linear_rate) {
         return segment_seconds(plan.program, segment, rates, n_tokens, window_length, linear_rate);

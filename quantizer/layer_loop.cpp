@@ -33,8 +33,8 @@ class StopProducts {
                const std::string& name, bool residual, const std::function<void(double)>& progress)
       : hessian_(walk.captured_hessian(stop, name, progress)) {
     if (plain == nullptr) return;
+    if (walk.has_values_of(*plain, stop.input)) return;  // nothing before it is quantized
     CrossProduct drift = walk.captured_cross(*plain, stop, name);
-    if (drift.values == hessian_.values) return;  // nothing before it is quantized
     for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= hessian_.values[i];
     drift_ = std::move(drift);
     if (residual && stop.adds_to.index >= 0) {
@@ -286,7 +286,9 @@ void LayerLoop::forward(StreamWalk& walk, const LayerPlan& cut, size_t segment,
   const double cost =
       cost_of(cut.layer).forward / static_cast<double>(cut.segments.size()) / streams;
   meter_.begin(cost, label(cut.layer, "activations"));
-  walk.run_segment(cut, segment, [&](double share) { meter_.share(share); });
+  // What the last layer leaves goes nowhere.
+  const bool goes_on = cut.layer + 1 < n_layers() || segment + 1 < cut.segments.size();
+  if (goes_on) walk.run_segment(cut, segment, [&](double share) { meter_.share(share); });
   meter_.end();
   report.seconds.forward += watch.seconds();
 }
@@ -456,7 +458,6 @@ void LayerLoop::commit(const LayerReport& report) {
       tensors.push_back(source_of(tensor.name, {tensor.dtype, tensor.shape, linear.bytes[i]}));
     }
   }
-  // The last layer's output goes nowhere.
   const bool goes_on = report.layer + 1 < n_layers();
   std::vector<const StreamWalk*> walks;
   if (walk_ && goes_on) walks.push_back(&*walk_);
