@@ -163,6 +163,7 @@ std::shared_ptr<Checkpoint> Checkpoint::open_folder(const std::string& path) {
     }
     return 0;
   });
+  out->add_prediction_of_folder();
   std::vector<std::string> others;
   for (std::string& name : ledger.unused()) {
     if (!other_part_of(name).empty()) {
@@ -223,9 +224,9 @@ std::vector<std::string> differences(const std::vector<TensorEntry>& table, cons
 }
 
 /// Tensors of the blocks behind the last layer, which predict further tokens.
-std::set<std::string, std::less<>> prediction_tensors(const GgufFile& file,
-                                                      std::string_view architecture,
-                                                      size_t n_layers) {
+std::set<std::string, std::less<>> prediction_names(const GgufFile& file,
+                                                    std::string_view architecture,
+                                                    size_t n_layers) {
   std::set<std::string, std::less<>> names;
   const std::optional<int64_t> n =
       file.metadata().integer(std::string(architecture) + ".nextn_predict_layers");
@@ -256,35 +257,122 @@ std::shared_ptr<Checkpoint> Checkpoint::open_gguf(const std::string& path) {
   out->spec_ = out->family_->read_gguf(file);
   std::vector<TensorEntry> table = out->family_->tensors(out->spec_);
   const std::set<std::string, std::less<>> others =
-      prediction_tensors(file, out->family_->gguf_architecture, out->spec_.layers.size());
+      prediction_names(file, out->family_->gguf_architecture, out->spec_.layers.size());
   const std::vector<std::string> problems =
       differences(table, file, out->family_->gguf_extra_tensors(out->spec_), others);
   if (!problems.empty()) {
     throw FormatError(listed(path + ": the tensors do not fit the metadata:", problems));
   }
-  if (!others.empty()) {
-    out->warnings_.push_back(
-        fmt::format("left out: {} tensors of blocks that predict further tokens", others.size()));
-  }
-  for (TensorEntry& entry : table) {
-    const GgufTensor& tensor = *file.find(entry.gguf_name);
-    if (entry.gguf_stack) {
-      const std::span<const std::byte> rows =
-          rows_of(entry, *entry.gguf_stack, *tensor.format, tensor.bytes);
-      out->add(entry,
-               std::make_unique<PlainTensor>(tensor.name, *tensor.format, entry.shape, rows));
-      continue;
-    }
-    std::vector<int64_t> order;
-    if (entry.is_matrix()) order = row_order_of(entry);
-    out->add(entry,
-             std::make_unique<PlainTensor>(tensor.name, *tensor.format, tensor.shape, tensor.bytes,
-                                           std::move(order), huggingface_columns_of_gguf(entry)));
-  }
+  for (const TensorEntry& entry : table) out->add(entry, out->gguf_tensor(entry));
+  out->add_prediction_of_gguf(others);
   const WeightFormat& embedding = *out->stored(Role::kTokenEmbedding).format;
   out->spec_.source_dtype =
       embedding.fold() == Fold::kFloat ? *dtype_from_name(embedding.name()) : DType::kF16;
   return out;
+}
+
+std::unique_ptr<const TensorOnDisk> Checkpoint::gguf_tensor(const TensorEntry& entry) const {
+  const GgufTensor& tensor = *gguf_->find(entry.gguf_name);
+  if (entry.gguf_stack) {
+    const std::span<const std::byte> rows =
+        rows_of(entry, *entry.gguf_stack, *tensor.format, tensor.bytes);
+    return std::make_unique<PlainTensor>(tensor.name, *tensor.format, entry.shape, rows);
+  }
+  std::vector<int64_t> order;
+  if (entry.is_matrix()) order = row_order_of(entry);
+  return std::make_unique<PlainTensor>(tensor.name, *tensor.format, tensor.shape, tensor.bytes,
+                                       std::move(order), huggingface_columns_of_gguf(entry));
+}
+
+// ---------------------------------------------------------------------------------------------
+// Blocks that predict further tokens
+
+namespace {
+
+constexpr int kMaxPredictionBlocks = 64;
+
+/// How many blocks the names of a folder count.
+int prediction_blocks_of(const SafetensorsModel& model) {
+  constexpr std::string_view kPrefix = "mtp.layers.";
+  int n_blocks = 0;
+  for (const std::string& name : model.names()) {
+    if (!name.starts_with(kPrefix)) continue;
+    int block = 0;
+    const auto parsed =
+        std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), block);
+    const bool is_number = parsed.ec == std::errc() && *parsed.ptr == '.' && block >= 0;
+    if (is_number && block < kMaxPredictionBlocks) n_blocks = std::max(n_blocks, block + 1);
+  }
+  return n_blocks;
+}
+
+/// What keeps the folder's blocks out of the table; empty if all fits.
+std::string prediction_problem(const std::vector<TensorEntry>& table,
+                               const SafetensorsModel& model) {
+  std::set<std::string_view> known;
+  for (const TensorEntry& entry : table) {
+    known.insert(entry.hf_name);
+    const SafetensorsEntry* found = model.find(entry.hf_name);
+    if (found == nullptr) return fmt::format("\"{}\" is missing", entry.hf_name);
+    const TensorView& view = found->view;
+    const bool is_plain =
+        view.dtype == DType::kBF16 || view.dtype == DType::kF16 || view.dtype == DType::kF32;
+    if (view.shape != entry.shape || !is_plain) {
+      return fmt::format("\"{}\" is {} {}, expected {} BF16, F16 or F32", entry.hf_name,
+                         to_string(view.shape), dtype_name(view.dtype), to_string(entry.shape));
+    }
+  }
+  for (const std::string& name : model.names()) {
+    if (other_part_of(name) == "mtp" && !known.contains(name)) {
+      return fmt::format("\"{}\" is not known", name);
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void Checkpoint::add_prediction_block(TensorEntry entry,
+                                      std::unique_ptr<const TensorOnDisk> tensor) {
+  index_[{entry.role, entry.layer, entry.expert}] = tensors_.size();
+  prediction_table_.push_back(std::move(entry));
+  tensors_.push_back(std::move(tensor));
+}
+
+void Checkpoint::add_prediction_of_folder() {
+  const SafetensorsModel& model = *safetensors_;
+  spec_.n_prediction_blocks = prediction_blocks_of(model);
+  const std::vector<TensorEntry> table = family_->prediction_tensors(spec_);
+  if (!table.empty()) prediction_problem_ = prediction_problem(table, model);
+  if (table.empty() || !prediction_problem_.empty()) {
+    spec_.n_prediction_blocks = 0;
+    return;
+  }
+  for (const TensorEntry& entry : table) {
+    const TensorView& view = model.find(entry.hf_name)->view;
+    add_prediction_block(
+        entry, std::make_unique<PlainTensor>(entry.hf_name, scalar_format(view.dtype), entry.shape,
+                                             view.bytes));
+  }
+}
+
+void Checkpoint::add_prediction_of_gguf(const std::set<std::string, std::less<>>& names) {
+  const std::vector<TensorEntry> table = family_->prediction_tensors(spec_);
+  const bool complete = std::all_of(table.begin(), table.end(), [&](const TensorEntry& entry) {
+    return names.contains(entry.gguf_name) &&
+           gguf_->find(entry.gguf_name)->shape == gguf_shape(entry);
+  });
+  if (!complete) spec_.n_prediction_blocks = 0;
+  if (complete && !table.empty()) {
+    for (const TensorEntry& entry : table) add_prediction_block(entry, gguf_tensor(entry));
+    warnings_.push_back(fmt::format(
+        "{} tensors of blocks that predict further tokens are kept, and nothing here runs them",
+        table.size()));
+  }
+  if (names.size() > prediction_table_.size()) {
+    warnings_.push_back(fmt::format("left out: {} tensors of blocks that predict further tokens",
+                                    names.size() - prediction_table_.size()));
+  }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -310,6 +398,7 @@ std::shared_ptr<const Checkpoint> Checkpoint::open(const std::string& path) {
 }
 
 void Checkpoint::add(TensorEntry entry, std::unique_ptr<const TensorOnDisk> tensor) {
+  ASSAY_CHECK(prediction_table_.empty());
   index_[{entry.role, entry.layer, entry.expert}] = table_.size();
   table_.push_back(std::move(entry));
   tensors_.push_back(std::move(tensor));
@@ -327,19 +416,31 @@ void Checkpoint::leave_out(const std::vector<std::string>& names) {
     part.bytes += safetensors_->find(name)->view.bytes.size();
   }
   for (const auto& [name, part] : parts) {
-    warnings_.push_back(fmt::format(
-        "left out: {} ({} tensors, {}), which is no part of the text model; quantize keeps its "
-        "tensors as they are",
-        name, part.n_tensors, bytes_text(part.bytes)));
+    const std::string what =
+        fmt::format("{} ({} tensors, {})", name, part.n_tensors, bytes_text(part.bytes));
+    if (name == "mtp" && spec_.n_prediction_blocks > 0) {
+      warnings_.push_back(what +
+                          ", which predicts further tokens, is kept as it is, and nothing here "
+                          "runs it");
+      continue;
+    }
+    warnings_.push_back("left out: " + what +
+                        ", which is no part of the text model; quantize keeps its tensors as they "
+                        "are");
+    if (name == "mtp" && !prediction_problem_.empty()) {
+      warnings_.back() += "; GGUF is without it, for " + prediction_problem_;
+    }
   }
   left_out_ = names;
   const Json* n_blocks = config_.find("mtp_num_hidden_layers");
-  if (n_blocks != nullptr && n_blocks->is_integer() && n_blocks->as_integer() > 0 &&
-      !parts.contains("mtp")) {
+  const int64_t counted =
+      n_blocks != nullptr && n_blocks->is_integer() ? n_blocks->as_integer() : 0;
+  const int found = prediction_blocks_of(*safetensors_);
+  if (counted != found && (counted > 0 || found > 0)) {
     warnings_.push_back(fmt::format(
-        "config.json counts {} blocks that predict further tokens (mtp_num_hidden_layers), and no "
-        "tensor of them is there",
-        n_blocks->as_integer()));
+        "config.json counts {} blocks that predict further tokens (mtp_num_hidden_layers), the "
+        "tensors are those of {}; the tensors count",
+        counted, found));
   }
 }
 
@@ -360,7 +461,7 @@ size_t Checkpoint::index_of(Role role, int layer, int expert) const {
 }
 
 const TensorEntry& Checkpoint::entry(Role role, int layer, int expert) const {
-  return table_[index_of(role, layer, expert)];
+  return entry_at(index_of(role, layer, expert));
 }
 
 const StoredTensor& Checkpoint::stored(Role role, int layer, int expert) const {
@@ -370,8 +471,8 @@ const StoredTensor& Checkpoint::stored(Role role, int layer, int expert) const {
 CheckpointMatrix Checkpoint::matrix(Role role, int layer, int expert) const {
   const size_t index = index_of(role, layer, expert);
   const std::string& name =
-      kind() == CheckpointKind::kGguf ? table_[index].gguf_name : table_[index].hf_name;
-  ASSAY_CHECK(table_[index].is_matrix());
+      kind() == CheckpointKind::kGguf ? entry_at(index).gguf_name : entry_at(index).hf_name;
+  ASSAY_CHECK(entry_at(index).is_matrix());
   CheckpointMatrix matrix = with_prefix(path_ + ": ", [&] { return tensors_[index]->load(); });
   if (matrix.view.format->fold() == Fold::kFloat) return matrix;
   parallel_for_anywhere(matrix.view.rows, 64, [&](int64_t begin, int64_t end) {
@@ -386,7 +487,7 @@ CheckpointMatrix Checkpoint::matrix(Role role, int layer, int expert) const {
 
 std::vector<float> Checkpoint::vector(Role role, int layer) const {
   const size_t index = index_of(role, layer, -1);
-  const TensorEntry& entry = table_[index];
+  const TensorEntry& entry = entry_at(index);
   ASSAY_CHECK(!entry.is_matrix());
   const CheckpointMatrix matrix = tensors_[index]->load();
   const auto columns = static_cast<size_t>(matrix.view.columns);

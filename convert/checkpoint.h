@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -74,13 +75,16 @@ class Checkpoint {
   const Family& family() const { return *family_; }
   const ModelSpec& spec() const { return spec_; }
   const std::vector<TensorEntry>& tensors() const { return table_; }  // those present
+  /// Tensors of the blocks that predict further tokens, if all of them are there as the family
+  /// knows them. Conversions keep them; nothing here runs them.
+  const std::vector<TensorEntry>& prediction_tensors() const { return prediction_table_; }
   /// config.json, or the text model's part of it; null for GGUF.
   const Json& config() const { return config_; }
   const Json& generation_config() const { return generation_config_; }
   const SafetensorsModel* safetensors() const { return safetensors_.get(); }
   const GgufFile* gguf() const { return gguf_.get(); }
-  /// Tensors of a folder that belong to other parts of a larger model (vision tower, prediction of
-  /// several tokens): nothing here runs them, and a GGUF file of the text model has none of them.
+  /// Tensors of a folder that are no part of the text model (vision tower, prediction of several
+  /// tokens): nothing here runs them, and a GGUF file has prediction_tensors() of them alone.
   const std::vector<std::string>& left_out() const { return left_out_; }
   /// Things worth telling the user that do not stop a run (one line each).
   const std::vector<std::string>& warnings() const { return warnings_; }
@@ -110,7 +114,14 @@ class Checkpoint {
   static std::shared_ptr<Checkpoint> open_folder(const std::string& path);
   static std::shared_ptr<Checkpoint> open_gguf(const std::string& path);
   void add(TensorEntry entry, std::unique_ptr<const TensorOnDisk> tensor);
+  void add_prediction_block(TensorEntry entry, std::unique_ptr<const TensorOnDisk> tensor);
+  void add_prediction_of_folder();
+  void add_prediction_of_gguf(const std::set<std::string, std::less<>>& names);
+  std::unique_ptr<const TensorOnDisk> gguf_tensor(const TensorEntry& entry) const;
   void leave_out(const std::vector<std::string>& names);
+  const TensorEntry& entry_at(size_t index) const {
+    return index < table_.size() ? table_[index] : prediction_table_[index - table_.size()];
+  }
   size_t index_of(Role role, int layer, int expert) const;
 
   std::string path_;
@@ -118,7 +129,9 @@ class Checkpoint {
   const Family* family_ = nullptr;
   ModelSpec spec_;
   std::vector<TensorEntry> table_;
-  std::vector<std::unique_ptr<const TensorOnDisk>> tensors_;  // of each row of table_
+  std::vector<TensorEntry> prediction_table_;
+  std::string prediction_problem_;  // why prediction_table_ lacks what the folder has
+  std::vector<std::unique_ptr<const TensorOnDisk>> tensors_;  // of table_, then prediction_table_
   std::map<std::tuple<Role, int, int>, size_t> index_;        // role, layer, expert
   Json config_, generation_config_;
   std::unique_ptr<SafetensorsModel> safetensors_;

@@ -222,6 +222,7 @@ std::vector<GgufExport::Parts> GgufExport::parts_in_file_order() const {
   const Checkpoint& checkpoint = *checkpoint_;
   Parts entries;
   for (const TensorEntry& entry : checkpoint.tensors()) entries.push_back(&entry);
+  for (const TensorEntry& entry : checkpoint.prediction_tensors()) entries.push_back(&entry);
   if (checkpoint.kind() == CheckpointKind::kHuggingFace) {
     std::map<std::string_view, size_t> position;
     for (const SafetensorsFile& shard : checkpoint.safetensors()->shards()) {

@@ -13,7 +13,8 @@ namespace {
 /// The keys of the architecture that `config` leads to must be those of the file.
 void check_config(const Checkpoint& checkpoint, const Json& config) {
   const Family& family = checkpoint.family();
-  const ModelSpec spec = family.read_config(config, generation_config_of_gguf(checkpoint));
+  ModelSpec spec = family.read_config(config, generation_config_of_gguf(checkpoint));
+  spec.n_prediction_blocks = checkpoint.spec().n_prediction_blocks;  // tensors count, not configs
   GgufMetadata from_spec, from_config;
   family.write_gguf_metadata(checkpoint.spec(), config, 0, from_spec);
   family.write_gguf_metadata(spec, config, 0, from_config);

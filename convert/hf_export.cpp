@@ -285,11 +285,13 @@ void HfExport::plan_folder() {
 }
 
 void HfExport::plan_gguf() {
-  for (const TensorEntry& entry : checkpoint_->tensors()) {
-    if (entry.is_matrix()) {
-      add_matrix(entry);
-    } else {
-      add_vector(entry);
+  for (const auto* table : {&checkpoint_->tensors(), &checkpoint_->prediction_tensors()}) {
+    for (const TensorEntry& entry : *table) {
+      if (entry.is_matrix()) {
+        add_matrix(entry);
+      } else {
+        add_vector(entry);
+      }
     }
   }
   order_stacks();

@@ -76,7 +76,7 @@ Rows rows_of_view(const WeightFormat& format, const Shape& shape,
 void add_model_tensors(Side& side, bool by_role) {
   const Checkpoint& checkpoint = *side.checkpoint;
   const bool is_gguf = checkpoint.kind() == CheckpointKind::kGguf;
-  for (const TensorEntry& entry : checkpoint.tensors()) {
+  const auto add = [&](const TensorEntry& entry) {
     const StoredTensor& stored = checkpoint.stored(entry);
     ComparedTensor tensor;
     tensor.name = is_gguf && !entry.gguf_stack ? entry.gguf_name : entry.hf_name;
@@ -91,7 +91,9 @@ void add_model_tensors(Side& side, bool by_role) {
         by_role ? fmt::format("{} {} {}", role_name(entry.role), entry.layer, entry.expert)
                 : tensor.name;
     side.tensors.emplace_back(std::move(key), std::move(tensor));
-  }
+  };
+  for (const TensorEntry& entry : checkpoint.tensors()) add(entry);
+  for (const TensorEntry& entry : checkpoint.prediction_tensors()) add(entry);
 }
 
 void add_safetensors(Side& side, const SafetensorsFile& file) {

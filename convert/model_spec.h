@@ -106,6 +106,9 @@ struct ModelSpec {
   int64_t per_layer_input_size = 0;
   DType source_dtype = DType::kBF16;  // dtype of the checkpoint's weights
   std::vector<LayerSpec> layers;
+  /// Blocks behind the layers that predict further tokens (mtp, nextn). Files keep them; nothing
+  /// here runs them.
+  int n_prediction_blocks = 0;
   std::optional<int32_t> bos_id;
   std::vector<int32_t> stop_ids;  // union of config and generation_config (case B54), ascending
 };

@@ -188,6 +188,7 @@ Json spec_json(const ModelSpec& spec) {
            layer.attention.sliding_window ? Json(*layer.attention.sliding_window) : Json());
   json.set("rms_norm_eps", spec.rms_norm_eps);
   json.set("tied_head", spec.tied_head);
+  json.set("prediction_blocks", int64_t{spec.n_prediction_blocks});
   json.set("attention_bias", layer.attention.qkv_bias || layer.attention.o_bias);
   json.set("mlp_bias", layer.mlp.bias);
   json.set("rope", rope_facts(layer.attention.rope));
@@ -586,6 +587,9 @@ std::string model_text(const Json& model) {
                       model.at("tied_head").as_bool() ? "tied to the embedding" : "of its own");
   if (!model.at("sliding_window").is_null()) {
     text += fmt::format(", sliding window {}", model.at("sliding_window").as_integer());
+  }
+  if (const int64_t n = model.at("prediction_blocks").as_integer(); n > 0) {
+    text += fmt::format(", {} blocks that predict further tokens (kept, not run)", n);
   }
   if (model.at("attention_bias").as_bool()) text += ", attention biases";
   if (model.at("mlp_bias").as_bool()) text += ", MLP biases";

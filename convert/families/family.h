@@ -35,6 +35,11 @@ struct Family {
   ModelSpec (*read_gguf)(const GgufFile& file);
   /// Every tensor in canonical order (embedding, layers ascending, norm, head).
   std::vector<TensorEntry> (*tensors)(const ModelSpec& spec);
+  /// The tensors of spec.n_prediction_blocks blocks; their layers count on from the model's. None:
+  /// GGUF files of this family have no such blocks.
+  std::vector<TensorEntry> (*prediction_tensors)(const ModelSpec& spec) = [](const ModelSpec&) {
+    return std::vector<TensorEntry>();
+  };
   /// Appends the `<arch>.*` keys, and `general.file_type` with `file_type` among them, in the order
   /// that the field's converter writes them. Throws UnsupportedError for what GGUF cannot say.
   void (*write_gguf_metadata)(const ModelSpec& spec, const Json& config, uint32_t file_type,

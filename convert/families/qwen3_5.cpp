@@ -144,21 +144,48 @@ std::vector<TensorEntry> tensors(const ModelSpec& spec) {
   return table.take();
 }
 
+/// Attention, heads as in the layers that have it.
+const AttentionSpec* attention_of(const ModelSpec& spec) {
+  const auto found = std::find_if(spec.layers.begin(), spec.layers.end(),
+                                  [](const LayerSpec& layer) { return !layer.delta_net; });
+  return found == spec.layers.end() ? nullptr : &found->attention;
+}
+
+/// Blocks of attention and MLP: `_QwenMtpMixin` of llama.cpp's conversion/qwen.py, load_block_mtp
+/// of its src/models/qwen35.cpp.
+std::vector<TensorEntry> prediction_tensors(const ModelSpec& spec) {
+  constexpr GgufTransform kAddOne = GgufTransform::kAddOne;
+  const AttentionSpec* attention = attention_of(spec);
+  if (attention == nullptr) return {};
+  TensorTable table(spec);
+  for (int i = 0; i < spec.n_prediction_blocks; ++i) {
+    if (i == 0) table.add_prediction_parts(kAddOne);
+    table.begin_prediction_block(i);
+    table.add_norm(Role::kAttentionNorm, "input_layernorm", "attn_norm", spec.hidden_size, kAddOne);
+    table.add_attention(*attention, GgufTransform::kNone, kAddOne);
+    table.add_norm(Role::kMlpNorm, "post_attention_layernorm", "post_attention_norm",
+                   spec.hidden_size, kAddOne);
+    table.add_mlp(spec.layers.front().mlp);
+  }
+  return table.take();
+}
+
 void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t file_type,
                          GgufMetadata& metadata) {
   std::vector<bool> recurrent;
-  const AttentionSpec* attention = nullptr;
+  const AttentionSpec* attention = attention_of(spec);
   const DeltaNetSpec* delta_net = nullptr;
   int64_t interval = 0;
   for (const LayerSpec& layer : spec.layers) {
     recurrent.push_back(layer.delta_net.has_value());
     if (layer.delta_net) delta_net = &*layer.delta_net;
-    if (!layer.delta_net) attention = &layer.attention;
     if (!layer.delta_net && interval == 0) interval = static_cast<int64_t>(recurrent.size());
   }
   if (attention == nullptr || delta_net == nullptr) {
     throw UnsupportedError("GGUF files of this architecture have layers of both kinds");
   }
+  const int n_blocks = static_cast<int>(spec.layers.size()) + spec.n_prediction_blocks;
+  recurrent.resize(static_cast<size_t>(n_blocks), false);
   std::vector<int32_t> sections = {11, 11, 10, 0};  // readers want the key; text does not use it
   const Json* rope = config.find("rope_parameters");
   if (rope != nullptr && rope->is_object() && rope->find("mrope_section") != nullptr) {
@@ -169,7 +196,7 @@ void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t fil
     }
   }
   GgufKeys keys(std::string(kArchitecture), metadata);
-  keys.count("block_count", static_cast<int64_t>(spec.layers.size()));
+  keys.count("block_count", n_blocks);
   keys.count("context_length", spec.context_length);
   keys.count("embedding_length", spec.hidden_size);
   keys.count("feed_forward_length", spec.layers.front().mlp.intermediate_size);
@@ -182,6 +209,7 @@ void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t fil
   keys.count("attention.key_length", attention->head_dim);
   keys.count("attention.value_length", attention->head_dim);
   metadata.set("general.file_type", file_type);
+  if (spec.n_prediction_blocks > 0) keys.count("nextn_predict_layers", spec.n_prediction_blocks);
   keys.count("ssm.conv_kernel", delta_net->conv_kernel);
   keys.count("ssm.state_size", delta_net->key_dim);
   keys.count("ssm.group_count", delta_net->n_key_heads);
@@ -216,9 +244,9 @@ ModelSpec read_gguf(const GgufFile& file) {
   refuse_keys_gguf(integers, {"expert_count"});
   ModelSpec spec = read_decoder_sizes_gguf(integers, "qwen3_5");
   const int64_t n_blocks = read_layer_count_gguf(integers);
-  // The last blocks predict further tokens; they are no part of the decoder.
-  const int64_t n_layers =
-      n_blocks - integers.find("nextn_predict_layers", 0, n_blocks - 1).value_or(0);
+  spec.n_prediction_blocks =
+      static_cast<int>(integers.find("nextn_predict_layers", 0, n_blocks - 1).value_or(0));
+  const int64_t n_layers = n_blocks - spec.n_prediction_blocks;
   AttentionSpec attention = read_heads_gguf(integers, spec.hidden_size);
   attention.qk_norm = attention.output_gate = true;
   const auto rotary_dims =
@@ -263,15 +291,11 @@ std::optional<Json> mrope_sections(const GgufFile& file) {
 }
 
 void write_config(const ModelSpec& spec, const GgufFile& file, ConfigMembers& config) {
-  const AttentionSpec* attention = nullptr;
+  const AttentionSpec* attention = attention_of(spec);
   const DeltaNetSpec* delta_net = nullptr;
   Json types = Json::array();
   for (const LayerSpec& layer : spec.layers) {
-    if (layer.delta_net) {
-      delta_net = &*layer.delta_net;
-    } else {
-      attention = &layer.attention;
-    }
+    if (layer.delta_net) delta_net = &*layer.delta_net;
     types.push(layer.delta_net ? kLinear : kFull);
   }
   if (attention == nullptr || delta_net == nullptr) {
@@ -294,6 +318,9 @@ void write_config(const ModelSpec& spec, const GgufFile& file, ConfigMembers& co
   config.set("linear_num_key_heads", delta_net->n_key_heads);
   config.set("linear_num_value_heads", delta_net->n_value_heads);
   config.set("linear_value_head_dim", delta_net->value_dim);
+  if (spec.n_prediction_blocks > 0) {
+    config.set("mtp_num_hidden_layers", int64_t{spec.n_prediction_blocks});
+  }
   config.set("partial_rotary_factor", partial);
   config.set("rope_parameters", std::move(rope));
 }
@@ -308,6 +335,7 @@ const Family kQwen35Family = {
     .read_config = read_config,
     .read_gguf = read_gguf,
     .tensors = tensors,
+    .prediction_tensors = prediction_tensors,
     .write_gguf_metadata = write_gguf_metadata,
     .write_config = write_config,
     .gguf_extra_tensors = no_gguf_extras,

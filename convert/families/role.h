@@ -56,7 +56,11 @@ namespace assay {
   ROLE(kPerLayerModelNorm, "per_layer_model_norm", "norms")                       \
   ROLE(kPerLayerGate, "per_layer_gate", "per-layer input")                        \
   ROLE(kPerLayerProj, "per_layer_proj", "per-layer input")                        \
-  ROLE(kPerLayerNorm, "per_layer_norm", "norms")
+  ROLE(kPerLayerNorm, "per_layer_norm", "norms")                                  \
+  ROLE(kPredictionProj, "prediction_proj", "prediction")                          \
+  ROLE(kPredictionTokenNorm, "prediction_token_norm", "norms")                    \
+  ROLE(kPredictionStateNorm, "prediction_state_norm", "norms")                    \
+  ROLE(kPredictionNorm, "prediction_norm", "norms")
 
 /// What a tensor is for. One name over all families and files.
 enum class Role : uint8_t {

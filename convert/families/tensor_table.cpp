@@ -22,6 +22,21 @@ void TensorTable::begin_layer(int layer) {
   gguf_prefix_ = fmt::format("blk.{}.", layer);
 }
 
+void TensorTable::begin_prediction_block(int block) {
+  begin_layer(static_cast<int>(spec_.layers.size()) + block);
+  hf_prefix_ = fmt::format("mtp.layers.{}.", block);
+}
+
+void TensorTable::add_prediction_parts(GgufTransform norm) {
+  begin_prediction_block(0);
+  hf_prefix_ = "mtp.";
+  const int64_t hidden = spec_.hidden_size;
+  add_linear(Role::kPredictionProj, "fc", "nextn.eh_proj", hidden, 2 * hidden, false);
+  add_norm(Role::kPredictionTokenNorm, "pre_fc_norm_embedding", "nextn.enorm", hidden, norm);
+  add_norm(Role::kPredictionStateNorm, "pre_fc_norm_hidden", "nextn.hnorm", hidden, norm);
+  add_norm(Role::kPredictionNorm, "norm", "nextn.shared_head_norm", hidden, norm);
+}
+
 void TensorTable::add_norm(Role role, const std::string& hf_module, const std::string& gguf_module,
                            int64_t size, GgufTransform transform) {
   add(role, hf_module + ".weight", gguf_module + ".weight", {size}).gguf_transform = transform;

@@ -19,6 +19,12 @@ class TensorTable {
   void add_output(GgufTransform norm_transform = GgufTransform::kNone);
   /// Layer that the next calls add to; names below are within it.
   void begin_layer(int layer);
+  /// The same for a block that predicts further tokens: a layer of "mtp" in the folder, the next
+  /// one behind the model's in GGUF.
+  void begin_prediction_block(int block);
+  /// What stands in front of the first of these blocks and behind the last: the norms of the next
+  /// token's embedding and of the hidden state, the linear that joins both, the norm behind.
+  void add_prediction_parts(GgufTransform norm);
 
   /// A vector `<hf_module>.weight`.
   void add_norm(Role role, const std::string& hf_module, const std::string& gguf_module,

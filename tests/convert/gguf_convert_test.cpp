@@ -17,6 +17,7 @@
 #include "convert/tokenizer.h"
 #include "convert/tokenizer/sentencepiece.h"
 #include "tests/support/bits_equal.h"
+#include "tests/support/random.h"
 #include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/support/tiny_model.h"
@@ -322,47 +323,129 @@ TinyModel bundled(const char* family) {
   return model;
 }
 
+/// The bundled Qwen3.5 with `n` blocks that predict further tokens, as its folders have them.
+TinyModel with_prediction_blocks(int n) {
+  TinyModel model = bundled("qwen3_5");
+  uint64_t seed = 100;
+  const auto add = [&](const std::string& name, Shape shape) {
+    model.add("mtp." + name + ".weight",
+              test::random_tensor(DType::kBF16, std::move(shape), ++seed));
+  };
+  add("fc", {64, 128});
+  for (const char* name : {"pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"}) add(name, {64});
+  for (int i = 0; i < n; ++i) {
+    const std::string layer = "layers." + std::to_string(i) + ".";
+    for (const char* name : {"input_layernorm", "post_attention_layernorm"})
+      add(layer + name, {64});
+    add(layer + "self_attn.q_proj", {128, 64});
+    for (const char* name : {"self_attn.k_proj", "self_attn.v_proj"}) add(layer + name, {32, 64});
+    add(layer + "self_attn.o_proj", {64, 64});
+    for (const char* name : {"self_attn.q_norm", "self_attn.k_norm"}) add(layer + name, {32});
+    for (const char* name : {"mlp.gate_proj", "mlp.up_proj"}) add(layer + name, {96, 64});
+    add(layer + "mlp.down_proj", {64, 96});
+  }
+  return model;
+}
+
 TEST(GgufRoundTrip, Case_B58_BlocksThatPredictTokensAreThoseOfTheTensors) {
   const TemporaryDirectory folder;
   TinyModel counted = bundled("qwen3_5");
   counted.config.set("mtp_num_hidden_layers", 1);
-  TinyModel held = bundled("qwen3_5");
-  held.add("mtp.fc.weight", held.tensors.front().tensor);
+  TinyModel incomplete = with_prediction_blocks(1);
+  incomplete.erase("mtp.norm.weight");
 
-  const GgufExport without(Checkpoint::open(counted.write(folder.file("counted"))), {});
-  GgufExport with(Checkpoint::open(held.write(folder.file("held"))), {});
+  const GgufExport none(Checkpoint::open(counted.write(folder.file("counted"))), {});
+  const GgufExport without(Checkpoint::open(incomplete.write(folder.file("incomplete"))), {});
 
-  EXPECT_THAT(without.warnings(), testing::Contains(HasSubstr("mtp_num_hidden_layers")));
-  EXPECT_THAT(with.warnings(), testing::Contains(HasSubstr("left out: mtp (1 tensors")));
-  for (const GgufExport* plan : {&without, static_cast<const GgufExport*>(&with)}) {
+  EXPECT_THAT(none.warnings(), testing::Contains(AllOf(HasSubstr("config.json counts 1 blocks"),
+                                                       HasSubstr("are those of 0"))));
+  EXPECT_THAT(without.warnings(),
+              testing::Contains(AllOf(HasSubstr("left out: mtp (14 tensors"),
+                                      HasSubstr("\"mtp.norm.weight\" is missing"))));
+  for (const GgufExport* plan : {&none, &without}) {
     EXPECT_EQ(plan->metadata().integer("qwen35.block_count"), 4);
     EXPECT_EQ(plan->metadata().find("qwen35.nextn_predict_layers"), nullptr);
     for (const ExportTensor& tensor : plan->tensors()) {
       EXPECT_FALSE(tensor.name.starts_with("blk.4.")) << tensor.name;
     }
   }
+}
 
-  // A file that has such a block: the model is the layers before it.
-  with.write(folder.file("model.gguf"));
+// Names, shapes and keys are those of llama.cpp's conversion/qwen.py (_QwenMtpMixin) for the same
+// folder.
+TEST(GgufRoundTrip, Case_B58_BlocksThatPredictTokensAreKeptAndComeBackExactly) {
+  const TemporaryDirectory folder;
+  for (const int n : {1, 2}) {
+    TinyModel model = with_prediction_blocks(n);
+    const std::string path = model.write(folder.file("model" + std::to_string(n)));
+    const auto checkpoint = Checkpoint::open(path);
+    GgufExport plan(checkpoint, {});
+    plan.write(folder.file("model.gguf"));
+
+    const GgufFile file = GgufFile::open(folder.file("model.gguf"));
+    EXPECT_EQ(file.metadata().integer("qwen35.block_count"), 4 + n);
+    EXPECT_EQ(file.metadata().integer("qwen35.nextn_predict_layers"), n);
+    std::vector<bool> recurrent{true, true, true, false};
+    recurrent.resize(static_cast<size_t>(4 + n));
+    EXPECT_EQ(*file.metadata().find("qwen35.attention.recurrent_layers"),
+              GgufValue(GgufArray{recurrent}));
+    const std::map<std::string, Shape> shapes = {
+        {"nextn.eh_proj", {64, 128}}, {"nextn.enorm", {64}},
+        {"nextn.hnorm", {64}},        {"nextn.shared_head_norm", {64}},
+        {"attn_norm", {64}},          {"post_attention_norm", {64}},
+        {"attn_q", {128, 64}},        {"attn_k", {32, 64}},
+        {"attn_v", {32, 64}},         {"attn_output", {64, 64}},
+        {"attn_q_norm", {32}},        {"attn_k_norm", {32}},
+        {"ffn_gate", {96, 64}},       {"ffn_up", {96, 64}},
+        {"ffn_down", {64, 96}}};
+    size_t n_tensors = 0;
+    for (const GgufTensor& tensor : file.tensors()) {
+      if (!tensor.name.starts_with("blk.4.")) continue;
+      const std::string name = tensor.name.substr(6, tensor.name.size() - 6 - 7);
+      ASSERT_TRUE(shapes.contains(name)) << tensor.name;
+      EXPECT_EQ(tensor.shape, shapes.at(name)) << tensor.name;
+      EXPECT_EQ(tensor.format->name(), tensor.shape.size() == 1 ? "F32" : "BF16") << tensor.name;
+      ++n_tensors;
+    }
+    EXPECT_EQ(n_tensors, shapes.size());
+
+    const auto gguf = Checkpoint::open(folder.file("model.gguf"));
+    EXPECT_EQ(gguf->spec().layers.size(), 4u);
+    EXPECT_EQ(gguf->tensors().size(), checkpoint->tensors().size());
+    EXPECT_EQ(gguf->prediction_tensors().size(), static_cast<size_t>(4 + 11 * n));
+    const std::string back = folder.file("back" + std::to_string(n));
+    std::filesystem::create_directory(back);
+    HfExport(gguf, {}).write(back);
+    const auto again = SafetensorsModel::open(back);
+    for (const test::NamedTensor& tensor : model.tensors) {
+      const SafetensorsEntry* found = again.find(tensor.name);
+      ASSERT_NE(found, nullptr) << tensor.name;
+      EXPECT_EQ(found->view.shape, tensor.tensor.shape) << tensor.name;
+      EXPECT_TRUE(std::ranges::equal(found->view.bytes, tensor.tensor.bytes)) << tensor.name;
+    }
+    EXPECT_EQ(read_json_file(back + "/config.json").at("mtp_num_hidden_layers").as_integer(), n);
+  }
+}
+
+TEST(GgufRoundTrip, Case_B58_AFileWithHalfABlockThatPredictsTokensIsTheModelBeforeIt) {
+  const TemporaryDirectory folder;
+  GgufExport(Checkpoint::open(with_prediction_blocks(1).write(folder.file("model"))), {})
+      .write(folder.file("model.gguf"));
   const GgufFile file = GgufFile::open(folder.file("model.gguf"));
-  GgufMetadata metadata = file.metadata();
-  metadata.set("qwen35.block_count", uint32_t{5});
-  metadata.set("qwen35.nextn_predict_layers", uint32_t{1});
-  metadata.set("qwen35.attention.recurrent_layers",
-               GgufArray{std::vector<bool>{true, true, true, false, false}});
   std::vector<GgufTensorSource> tensors;
   for (const GgufTensor& tensor : file.tensors()) {
+    if (tensor.name == "blk.4.nextn.hnorm.weight") continue;
     tensors.push_back({tensor.name, tensor.shape, tensor.format,
                        [&tensor](const auto& sink) { sink(tensor.bytes); }});
   }
-  tensors.push_back({"blk.4.nextn.enorm.weight", {64}, find_format("F32"), [](const auto& sink) {
-                       sink(std::vector<std::byte>(256));
-                     }});
-  write_gguf(folder.file("nextn.gguf"), metadata, tensors);
-  const auto model = Checkpoint::open(folder.file("nextn.gguf"));
+  write_gguf(folder.file("half.gguf"), file.metadata(), tensors);
+
+  const auto model = Checkpoint::open(folder.file("half.gguf"));
 
   EXPECT_EQ(model->spec().layers.size(), 4u);
-  EXPECT_EQ(model->tensors().size(), Checkpoint::open(folder.file("model.gguf"))->tensors().size());
+  EXPECT_EQ(model->spec().n_prediction_blocks, 0);
+  EXPECT_TRUE(model->prediction_tensors().empty());
+  EXPECT_THAT(model->warnings(), testing::ElementsAre(HasSubstr("left out: 14 tensors")));
 }
 
 TEST(GgufRoundTrip, Case_B62_OneIsAddedToANormOnceAndWhereTheFamilySaysSo) {

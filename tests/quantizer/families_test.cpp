@@ -100,8 +100,8 @@ TEST_P(QuantizedFamily, HasTheSameBytesForEveryInstructionSetThreadsAndBatch) {
             QuantizeRun::contents(fixture_.path("first")));
 }
 
-// Blocks that predict further tokens are no part of the decoder: a run keeps them as they are, GGUF
-// is without them, and both say so.
+// Blocks that predict further tokens are no part of the decoder: a run keeps them as they are. GGUF
+// is without those that are not whole, and both say so.
 TEST(QuantizedMtp, IsKeptBitForBitAndNamedWhereItIsLeftOut) {
   const QuantizeRun fixture;
   test::TinyModel model = test::read_model(test::family_model_path("qwen3_5"));
