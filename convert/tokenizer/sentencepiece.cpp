@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "convert/core/error.h"
@@ -18,7 +20,87 @@
 namespace assay::tokenization {
 namespace {
 
-/// The fields of one protobuf message, in the order of the file.
+enum WireType : uint32_t { kVarint = 0, kBytes = 2, kFloat = 5 };
+enum Count : uint8_t { kOnce, kSwitch, kRepeated };  // a switch stands once, and is 0 or 1
+
+/// What a message may hold.
+struct FieldRow {
+  uint32_t number;
+  WireType wire_type;
+  std::string_view name;
+  Count count = kOnce;
+};
+struct MessageType {
+  std::string_view name;
+  std::span<const FieldRow> fields;
+};
+
+// Source: SentencePiece 0.2, src/sentencepiece_model.proto. No known model has extensions.
+constexpr FieldRow kModelFields[] = {{1, kBytes, "pieces", kRepeated},
+                                     {2, kBytes, "trainer_spec"},
+                                     {3, kBytes, "normalizer_spec"},
+                                     {4, kBytes, "self_test_data"},
+                                     {5, kBytes, "denormalizer_spec"}};
+constexpr FieldRow kPieceFields[] = {
+    {1, kBytes, "piece"}, {2, kFloat, "score"}, {3, kVarint, "type"}};
+constexpr FieldRow kTrainerFields[] = {{1, kBytes, "input", kRepeated},
+                                       {2, kBytes, "model_prefix"},
+                                       {3, kVarint, "model_type"},
+                                       {4, kVarint, "vocab_size"},
+                                       {5, kBytes, "accept_language", kRepeated},
+                                       {6, kVarint, "self_test_sample_size"},
+                                       {7, kBytes, "input_format"},
+                                       {10, kFloat, "character_coverage"},
+                                       {11, kVarint, "input_sentence_size"},
+                                       {12, kVarint, "mining_sentence_size"},
+                                       {13, kVarint, "training_sentence_size"},
+                                       {14, kVarint, "seed_sentencepiece_size"},
+                                       {15, kFloat, "shrinking_factor"},
+                                       {16, kVarint, "num_threads"},
+                                       {17, kVarint, "num_sub_iterations"},
+                                       {18, kVarint, "max_sentence_length"},
+                                       {19, kVarint, "shuffle_input_sentence", kSwitch},
+                                       {20, kVarint, "max_sentencepiece_length"},
+                                       {21, kVarint, "split_by_unicode_script", kSwitch},
+                                       {22, kVarint, "split_by_whitespace", kSwitch},
+                                       {23, kVarint, "split_by_number", kSwitch},
+                                       {24, kVarint, "treat_whitespace_as_suffix", kSwitch},
+                                       {25, kVarint, "split_digits", kSwitch},
+                                       {26, kVarint, "allow_whitespace_only_pieces", kSwitch},
+                                       {30, kBytes, "control_symbols", kRepeated},
+                                       {31, kBytes, "user_defined_symbols", kRepeated},
+                                       {32, kVarint, "vocabulary_output_piece_score", kSwitch},
+                                       {33, kVarint, "hard_vocab_limit", kSwitch},
+                                       {34, kVarint, "use_all_vocab", kSwitch},
+                                       {35, kVarint, "byte_fallback", kSwitch},
+                                       {36, kBytes, "required_chars"},
+                                       {40, kVarint, "unk_id"},
+                                       {41, kVarint, "bos_id"},
+                                       {42, kVarint, "eos_id"},
+                                       {43, kVarint, "pad_id"},
+                                       {44, kBytes, "unk_surface"},
+                                       {45, kBytes, "unk_piece"},
+                                       {46, kBytes, "bos_piece"},
+                                       {47, kBytes, "eos_piece"},
+                                       {48, kBytes, "pad_piece"},
+                                       {49, kVarint, "train_extremely_large_corpus", kSwitch},
+                                       {50, kVarint, "enable_differential_privacy", kSwitch},
+                                       {51, kFloat, "differential_privacy_noise_level"},
+                                       {52, kVarint, "differential_privacy_clipping_threshold"},
+                                       {53, kBytes, "pretokenization_delimiter"},
+                                       {54, kBytes, "seed_sentencepieces_file"}};
+constexpr FieldRow kNormalizerFields[] = {{1, kBytes, "name"},
+                                          {2, kBytes, "precompiled_charsmap"},
+                                          {3, kVarint, "add_dummy_prefix", kSwitch},
+                                          {4, kVarint, "remove_extra_whitespaces", kSwitch},
+                                          {5, kVarint, "escape_whitespaces", kSwitch},
+                                          {6, kBytes, "normalization_rule_tsv"}};
+constexpr MessageType kModel{"the model", kModelFields}, kPiece{"a piece", kPieceFields},
+    kTrainer{"trainer_spec", kTrainerFields}, kNormalizer{"normalizer_spec", kNormalizerFields},
+    kDenormalizer{"denormalizer_spec", kNormalizerFields};
+
+/// The fields of one protobuf message, in the order of the file. All are of its type: one byte that
+/// was damaged must not turn a field that says something into one that is skipped.
 class Message {
  public:
   struct Field {
@@ -29,8 +111,9 @@ class Message {
     size_t offset;  // of the field in the file
   };
 
-  Message(std::span<const std::byte> bytes, size_t offset, const std::string& source)
-      : bytes_(bytes), offset_(offset), source_(source) {}
+  Message(const MessageType& type, std::span<const std::byte> bytes, size_t offset,
+          const std::string& source)
+      : type_(type), bytes_(bytes), offset_(offset), source_(source) {}
 
   std::optional<Field> next() {
     if (at_ == bytes_.size()) return std::nullopt;
@@ -56,20 +139,12 @@ class Message {
       default:
         fail(field.offset, fmt::format("wire type {}; expected 0, 1, 2 or 5", field.wire_type));
     }
+    check(field);
     return field;
   }
 
-  /// The value of a field that must be of `wire_type`.
-  const Field& expect(const Field& field, uint32_t wire_type, std::string_view name) const {
-    if (field.wire_type != wire_type) {
-      fail(field.offset,
-           fmt::format("{} has wire type {}, expected {}", name, field.wire_type, wire_type));
-    }
-    return field;
-  }
-  Message message(const Field& field, std::string_view name) const {
-    expect(field, 2, name);
-    return Message(field.bytes, field.offset, source_);
+  Message message(const MessageType& type, const Field& field) const {
+    return Message(type, field.bytes, field.offset, source_);
   }
   [[noreturn]] void fail(size_t offset, std::string_view what) const {
     throw FormatError(fmt::format("{}: byte {}: {}; the file is damaged or no SentencePiece model",
@@ -77,6 +152,30 @@ class Message {
   }
 
  private:
+  void check(const Field& field) {
+    const auto row =
+        std::find_if(type_.fields.begin(), type_.fields.end(),
+                     [&](const FieldRow& known) { return known.number == field.number; });
+    if (row == type_.fields.end()) {
+      fail(field.offset,
+           fmt::format("{} has no field {} that is known here", type_.name, field.number));
+    }
+    if (field.wire_type != row->wire_type) {
+      fail(field.offset,
+           fmt::format("{} of {} has wire type {}, expected {}", row->name, type_.name,
+                       field.wire_type, static_cast<uint32_t>(row->wire_type)));
+    }
+    if (row->count == kSwitch && field.value > 1) {
+      fail(field.offset,
+           fmt::format("{} of {} is {}, expected 0 or 1", row->name, type_.name, field.value));
+    }
+    const uint64_t bit = uint64_t{1} << row->number;
+    if (row->count != kRepeated && (seen_ & bit) != 0) {
+      fail(field.offset, fmt::format("{} stands twice in {}", row->name, type_.name));
+    }
+    seen_ |= bit;
+  }
+
   std::span<const std::byte> take(uint64_t n) {
     if (n > bytes_.size() - at_) {
       fail(offset_ + at_,
@@ -101,9 +200,11 @@ class Message {
     fail(offset_ + at_, "a number of more than 64 bits");
   }
 
+  const MessageType& type_;
   std::span<const std::byte> bytes_;
   size_t offset_;
   size_t at_ = 0;
+  uint64_t seen_ = 0;  // a bit per field number
   const std::string& source_;
 };
 
@@ -114,7 +215,7 @@ constexpr int64_t kAllSpaces = std::numeric_limits<int64_t>::max();
 class Reader {
  public:
   Reader(std::span<const std::byte> bytes, const std::string& source)
-      : root_(bytes, 0, source), source_(source) {}
+      : root_(kModel, bytes, 0, source), source_(source) {}
 
   std::vector<SentencePiece> bpe_pieces() {
     read_fields();
@@ -149,9 +250,9 @@ class Reader {
   void read_fields() {
     while (const auto field = root_.next()) {
       if (field->number == 1) read_piece(*field);
-      if (field->number == 2) read_trainer(root_.message(*field, "trainer_spec"));
-      if (field->number == 3) read_normalizer(root_.message(*field, "normalizer_spec"));
-      if (field->number == 5) read_denormalizer(root_.message(*field, "denormalizer_spec"));
+      if (field->number == 2) read_trainer(root_.message(kTrainer, *field));
+      if (field->number == 3) read_normalizer(root_.message(kNormalizer, *field));
+      if (field->number == 5) read_denormalizer(root_.message(kDenormalizer, *field));
     }
     if (pieces_.empty()) throw FormatError(source_ + ": holds no pieces; no SentencePiece model");
     // Both come after the pieces in every file that a trainer wrote.
@@ -162,18 +263,18 @@ class Reader {
   }
 
   void read_piece(const Message::Field& field) {
-    Message message = root_.message(field, "pieces");
+    Message message = root_.message(kPiece, field);
     SentencePiece piece;
     auto type = static_cast<uint64_t>(piece.type);
     while (const auto part = message.next()) {
       if (part->number == 1) {
-        const auto bytes = message.expect(*part, 2, "piece").bytes;
+        const auto bytes = part->bytes;
         piece.text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       } else if (part->number == 2) {
-        const auto bits = static_cast<uint32_t>(message.expect(*part, 5, "score").value);
+        const auto bits = static_cast<uint32_t>(part->value);
         std::memcpy(&piece.score, &bits, sizeof(bits));
       } else if (part->number == 3) {
-        type = message.expect(*part, 0, "type").value;
+        type = part->value;
       }
     }
     const std::string place = fmt::format("piece {}", pieces_.size());
@@ -194,16 +295,13 @@ class Reader {
   void read_trainer(Message message) {
     has_trainer_ = true;
     while (const auto field = message.next()) {
-      const auto number = [&](std::string_view name) {
-        return message.expect(*field, 0, name).value;
-      };
-      if (field->number == 3) model_type_ = number("model_type");
-      if (field->number == 24 && number("treat_whitespace_as_suffix") != 0) {
+      if (field->number == 3) model_type_ = field->value;
+      if (field->number == 24 && field->value != 0) {
         unsupported_ = "trainer_spec.treat_whitespace_as_suffix";
       }
-      if (field->number == 35) rules_.byte_fallback = number("byte_fallback") != 0;
-      if (field->number == 41) bos_id_ = static_cast<int64_t>(number("bos_id"));
-      if (field->number == 42) eos_id_ = static_cast<int64_t>(number("eos_id"));
+      if (field->number == 35) rules_.byte_fallback = field->value != 0;
+      if (field->number == 41) bos_id_ = static_cast<int64_t>(field->value);
+      if (field->number == 42) eos_id_ = static_cast<int64_t>(field->value);
     }
   }
 
@@ -211,22 +309,16 @@ class Reader {
     has_normalizer_ = true;
     while (const auto field = message.next()) {
       if (field->number == 2) {
-        const auto bytes = message.expect(*field, 2, "precompiled_charsmap").bytes;
-        charsmap_.reset();
+        const auto bytes = field->bytes;
         if (bytes.empty()) continue;
         const std::string_view map(reinterpret_cast<const char*>(bytes.data()), bytes.size());
         if (const auto fault = CharacterMap::read(map, charsmap_.emplace())) {
           message.fail(field->offset, "normalizer_spec.precompiled_charsmap " + *fault);
         }
       }
-      if (field->number == 3) {
-        rules_.add_space_prefix = message.expect(*field, 0, "add_dummy_prefix").value != 0;
-      }
-      if (field->number == 4) {
-        remove_extra_whitespaces_ =
-            message.expect(*field, 0, "remove_extra_whitespaces").value != 0;
-      }
-      if (field->number == 5 && message.expect(*field, 0, "escape_whitespaces").value == 0) {
+      if (field->number == 3) rules_.add_space_prefix = field->value != 0;
+      if (field->number == 4) remove_extra_whitespaces_ = field->value != 0;
+      if (field->number == 5 && field->value == 0) {
         unsupported_ = "normalizer_spec.escape_whitespaces = false";
       }
     }
@@ -234,7 +326,7 @@ class Reader {
 
   void read_denormalizer(Message message) {
     while (const auto field = message.next()) {
-      if (field->number == 2 && !message.expect(*field, 2, "charsmap").bytes.empty()) {
+      if (field->number == 2 && !field->bytes.empty()) {
         unsupported_ = "denormalizer_spec.precompiled_charsmap";
       }
     }
@@ -285,6 +377,8 @@ class Reader {
         definition_.vocabulary.add(piece.text, id);
       }
     }
+    if (!unk_id_) throw FormatError(source_ + ": no piece is the unknown one");
+    check_bytes();
     for (size_t i = 0; i < pieces_.size(); ++i) {
       const TokenType type = pieces_[i].type;
       if (type != kControl && type != kUserDefined && type != kUnknown) continue;
@@ -296,10 +390,38 @@ class Reader {
     }
   }
 
+  /// byte_fallback and the pieces of bytes go together, as SentencePiece itself demands.
+  void check_bytes() const {
+    std::set<std::string> bytes;
+    for (const SentencePiece& piece : pieces_) {
+      if (piece.type == TokenType::kByte) bytes.insert(piece.text);
+    }
+    for (int byte = 0; byte < 256 && rules_.byte_fallback; ++byte) {
+      if (!bytes.contains(fmt::format("<0x{:02X}>", byte))) {
+        throw FormatError(fmt::format(
+            "{}: trainer_spec.byte_fallback wants a piece for each byte, <0x{:02X}> is missing",
+            source_, byte));
+      }
+    }
+    const size_t expected = rules_.byte_fallback ? 256 : 0;
+    if (bytes.size() != expected) {
+      throw FormatError(
+          fmt::format("{}: {} pieces are bytes, expected {}, for "
+                      "trainer_spec.byte_fallback is {}",
+                      source_, bytes.size(), expected, rules_.byte_fallback));
+    }
+  }
+
   std::optional<int32_t> special(int64_t id) const {
-    if (id < 0) return std::nullopt;  // -1: not in use
-    if (id >= definition_.all_tokens.id_end()) {
+    if (id == -1) return std::nullopt;  // not in use
+    if (id < 0 || id >= definition_.all_tokens.id_end()) {
       throw FormatError(fmt::format("{}: trainer_spec: no piece has the id {}", source_, id));
+    }
+    const SentencePiece& piece = pieces_[static_cast<size_t>(id)];
+    if (piece.type != TokenType::kControl) {
+      throw FormatError(
+          fmt::format("{}: trainer_spec: the piece of the id {}, {}, is no control piece", source_,
+                      id, in_quotes(piece.text)));
     }
     return static_cast<int32_t>(id);
   }

@@ -264,6 +264,82 @@ TEST(SentencePiece, EveryPrefixIsRefusedOrTheSameModel) {
   EXPECT_GT(n_refused, static_cast<int>(bytes.size()) - 8);
 }
 
+/// Places of the bytes of a model that are its structure: tags, lengths, and numbers but for two
+/// switches of normalizer_spec. Left out are texts, scores and other fractions, and the character
+/// map, where one is as good as another, and the tag of model_type: without it a model is unigram.
+void find_structure(std::string_view bytes, size_t at, size_t end, uint32_t inside,
+                    std::vector<size_t>& places) {
+  const auto varint = [&](bool is_structure) {
+    uint64_t value = 0;
+    for (int shift = 0;; shift += 7) {
+      const auto byte = static_cast<uint8_t>(bytes[at]);
+      if (is_structure) places.push_back(at);
+      ++at;
+      value |= uint64_t{byte & 0x7Fu} << shift;
+      if (byte < 0x80) return value;
+    }
+  };
+  while (at < end) {
+    const uint64_t tag = varint(true);
+    const auto number = static_cast<uint32_t>(tag >> 3);
+    if (inside == 2 && number == 3) places.pop_back();
+    if ((tag & 7) == 0) {
+      varint(inside != 3 || (number != 3 && number != 4));
+    } else if ((tag & 7) == 5) {
+      at += 4;
+    } else {
+      const size_t n = varint(true);
+      if (inside == 0) find_structure(bytes, at, at + n, number, places);
+      at += n;
+    }
+  }
+}
+
+/// What a model says.
+std::string content_of(const tokenization::Definition& model) {
+  std::string text;
+  for (int32_t id = 0; id < model.all_tokens.id_end(); ++id) {
+    text += std::string(model.all_tokens.token(id)) + "\n";
+  }
+  for (const float score : model.scores) text += std::to_string(score) + " ";
+  if (model.unigram) {
+    for (const double score : model.unigram->scores) text += std::to_string(score) + " ";
+    text += std::to_string(model.unigram->options.byte_fallback);
+  }
+  for (const AddedToken& token : model.added_tokens) text += token.content + " ";
+  text += std::to_string(model.bos_id.value_or(-1)) + std::to_string(model.eos_id.value_or(-1));
+  return text + std::to_string(model.bpe.byte_fallback) + std::to_string(model.merges.size());
+}
+
+TEST(SentencePiece, EveryFlippedBitOfTagsLengthsAndNumbersIsRefusedOrReadsTheSame) {
+  for (const char* file : {"bpe_unknown.model", "unigram_mapped.model"}) {
+    std::string bytes = read_text_file(piece_file(file));
+    const auto read = [&] {
+      return content_of(
+          tokenization::read_sentencepiece(std::as_bytes(std::span(bytes)), "x.model"));
+    };
+    const std::string original = read();
+    std::vector<size_t> places;
+    find_structure(bytes, 0, bytes.size(), 0, places);
+    ASSERT_GT(places.size(), 1500u);
+    int n_refused = 0, n_same = 0;
+    for (const size_t place : places) {
+      for (int bit = 0; bit < 8; ++bit) {
+        bytes[place] = static_cast<char>(bytes[place] ^ (1 << bit));
+        try {
+          EXPECT_TRUE(read() == original) << file << ": byte " << place << ", bit " << bit;
+          ++n_same;
+        } catch (const Error& error) {
+          EXPECT_THAT(error.what(), HasSubstr("x.model: "));
+          ++n_refused;
+        }
+        bytes[place] = static_cast<char>(bytes[place] ^ (1 << bit));
+      }
+    }
+    EXPECT_GT(n_refused, 50 * n_same) << file;
+  }
+}
+
 TEST(SentencePiece, NamesThePartThatIsNotImplemented) {
   const auto message = [](std::string bytes) {
     try {
