@@ -10,6 +10,7 @@
 #include "convert/checkpoint.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/sha256.h"
 
 namespace assay::cli {
 namespace {
@@ -35,7 +36,8 @@ std::string write_matrix(const std::shared_ptr<const Checkpoint>& checkpoint,
                             progress->update(share, label);
                           }});
   source.dataset = fs::path(arguments.text("data")).filename().string();
-  return write_importance(path, source).sha256;
+  write_importance(path, source);
+  return sha256_of_file(path);
 }
 
 ExitCode run_calibrate(const Arguments& arguments, Terminal& terminal) {

@@ -10,9 +10,9 @@
 #include "convert/core/file.h"
 #include "convert/core/new_folder.h"
 #include "convert/core/units.h"
+#include "convert/file_summary.h"
 #include "convert/hf_export.h"
 #include "convert/model_card.h"
-#include "convert/model_summary.h"
 
 namespace assay::cli {
 namespace {
@@ -142,7 +142,7 @@ ExitCode run_convert_hf(const Arguments& arguments, Terminal& terminal) {
   {
     const auto progress = terminal.progress("convert", static_cast<double>(result.weight_bytes()));
     written = result.write(folder.partial(), [&](uint64_t done, const std::string& name) {
-      if (stop_requested()) throw StoppedError("stopped before \"" + name + "\"");
+      if (stop_requested()) throw StoppedError("stopped at \"" + name + "\"");
       progress->update(static_cast<double>(done), name);
     });
   }

@@ -11,10 +11,10 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/units.h"
+#include "convert/file_summary.h"
 #include "convert/gguf_export.h"
 #include "convert/gguf_quantize.h"
 #include "convert/model_card.h"
-#include "convert/model_summary.h"
 #include "convert/repack.h"
 
 namespace assay::cli {
@@ -210,8 +210,16 @@ struct Source {
   std::string_view kind;
 };
 
+void set_hashes(Json& json, const WrittenGguf& written) {
+  json.set("contents_sha256", written.contents_sha256());
+  json.set("header_sha256", written.header_sha256);
+  Json tensors = Json::object();
+  for (const auto& [name, hash] : written.tensor_sha256) tensors.set(name, hash);
+  json.set("tensor_sha256", std::move(tensors));
+}
+
 Json report_json(const GgufPlan& plan, const Source& source,
-                 const std::vector<WrittenFile>& written, const std::vector<std::string>& paths) {
+                 const std::vector<WrittenGguf>& written, const std::vector<std::string>& paths) {
   Json json = Json::object();
   json.set("source", source.path);
   json.set("source_kind", source.kind);
@@ -219,12 +227,13 @@ Json report_json(const GgufPlan& plan, const Source& source,
   json.set("bytes", plan.file_bytes());
   if (written.size() == 1) {
     json.set("path", paths.front());
-    json.set("sha256", written.front().sha256);
+    set_hashes(json, written.front());
   } else if (!written.empty()) {
     Json parts = Json::array();
     for (size_t i = 0; i < written.size(); ++i) {
       Json part = Json::object();
-      part.set("path", paths[i]).set("bytes", written[i].bytes).set("sha256", written[i].sha256);
+      part.set("path", paths[i]).set("bytes", written[i].bytes);
+      set_hashes(part, written[i]);
       parts.push(part);
     }
     json.set("parts", parts);
@@ -312,22 +321,21 @@ ExitCode run_convert(const Arguments& arguments, Terminal& terminal) {
     check_output(part, plan->file_bytes(), arguments.flag("force"));
   }
   const auto progress = terminal.progress("convert", static_cast<double>(plan->file_bytes()));
-  const std::vector<WrittenFile> written = plan->write_parts(
-      path,
-      [&](uint64_t done, const std::string& name) {
-        if (stop_requested()) throw StoppedError("stopped before \"" + name + "\"");
+  const std::vector<WrittenGguf> written =
+      plan->write_parts(path, [&](uint64_t done, const std::string& name) {
+        if (stop_requested()) throw StoppedError("stopped at \"" + name + "\"");
         progress->update(static_cast<double>(done), name);
-      },
-      /*hash_tensors=*/false);
+      });
   if (terminal.json()) {
     terminal.print(report_json(*plan, source, written, paths).dump() + "\n");
     return ExitCode::kDone;
   }
   if (!terminal.quiet()) {
     terminal.print(table_of(*plan, arguments.flag("list-tensors")));
-    for (const WrittenFile& file : written) {
-      terminal.print(fmt::format("{} ({} bytes), SHA-256 {}\n", bytes_text(file.bytes),
-                                 grouped_digits(static_cast<int64_t>(file.bytes)), file.sha256));
+    for (const WrittenGguf& file : written) {
+      terminal.print(
+          fmt::format("{} ({} bytes), SHA-256 of the contents {}\n", bytes_text(file.bytes),
+                      grouped_digits(static_cast<int64_t>(file.bytes)), file.contents_sha256()));
     }
   }
   for (const std::string& part : paths) terminal.print(part + "\n");

@@ -9,6 +9,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/json.h"
+#include "convert/core/words.h"
 #include "convert/formats/format.h"
 #include "convert/gguf_types.h"
 #include "convert/tokenizer/unicode.h"
@@ -126,8 +127,7 @@ class PartReader {
   void read_key_value() {
     const uint64_t at = reader_.offset();
     const std::string key = read_string("a key", kMaxKeyBytes);
-    const auto is_control = [](char c) { return static_cast<unsigned char>(c) < 0x20; };
-    if (key.empty() || std::any_of(key.begin(), key.end(), is_control) || !is_utf8(key)) {
+    if (key.empty() || has_control_characters(key) || !is_utf8(key)) {
       fail("the key at byte " + std::to_string(at) +
            " is empty, has control characters or is not valid UTF-8");
     }
@@ -260,10 +260,9 @@ class PartReader {
     TensorInfo tensor;
     tensor.place = at;
     tensor.name = read_string("a tensor name", kMaxTensorNameBytes);
-    if (tensor.name.empty() || tensor.name.find('\0') != std::string::npos ||
-        !is_utf8(tensor.name)) {
+    if (tensor.name.empty() || has_control_characters(tensor.name) || !is_utf8(tensor.name)) {
       fail("the tensor at byte " + std::to_string(at) +
-           " has an empty name, one with a zero byte or one that is not valid UTF-8");
+           " has an empty name, one with control characters or one that is not valid UTF-8");
     }
     const uint32_t n_dims =
         reader_.read_u32("the number of dimensions of " + in_quotes(tensor.name));
@@ -474,9 +473,10 @@ GgufFile GgufFile::open(const std::string& path) {
     file.files_.push_back(MappedFile::open(paths[i]));
     PartReader part(paths[i], file.files_.back().bytes());
     part.read();
+    const auto bytes = file.files_.back().bytes();
+    file.parts_.push_back({paths[i], bytes.first(std::min(part.data_start(), bytes.size()))});
     if (i == 0) {
       file.metadata_ = std::move(part.metadata());
-      file.data_start_ = part.data_start();
       check_tokenizer(path, file.metadata_);
       n_parts = std::max<int64_t>(1, split_value(path, file.metadata_, "split.count", 0));
       const int64_t index = split_value(path, file.metadata_, "split.no", 0);

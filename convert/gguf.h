@@ -63,6 +63,12 @@ struct GgufTensor {
   int64_t part = 0;  // file of a split model that it lies in
 };
 
+/// One file of a model.
+struct GgufPart {
+  std::string path;
+  std::span<const std::byte> header;  // all bytes in front of the first tensor's
+};
+
 /// A mapped GGUF v3 (or v2) file, or all parts of a split one. All checks of ggml's docs/gguf.md
 /// are made at open, in every build type (cases B05, B07–B09, B11): FormatError with file, key or
 /// tensor and place. Of a split file the first part is opened; the others are found by its name. A
@@ -76,7 +82,8 @@ class GgufFile {
   const GgufMetadata& metadata() const { return metadata_; }
   const std::vector<GgufTensor>& tensors() const { return tensors_; }  // file order
   const GgufTensor* find(std::string_view name) const;
-  uint64_t data_start() const { return data_start_; }  // of the first part, bytes
+  const std::vector<GgufPart>& parts() const { return parts_; }
+  uint64_t data_start() const { return parts_.front().header.size(); }  // of the first part
   /// See MappedFile::release_pages().
   void release_pages() const {
     for (const MappedFile& file : files_) file.release_pages();
@@ -88,16 +95,43 @@ class GgufFile {
   GgufMetadata metadata_;
   std::vector<GgufTensor> tensors_;
   std::map<std::string, size_t, std::less<>> by_name_;
-  uint64_t data_start_ = 0;
+  std::vector<GgufPart> parts_;
 };
 
-/// A tensor to be written. `shape` row-major; trailing ne of 1 are kept as the shape says.
+/// Rows that lie in memory as the file will have them. Functions may be called on any thread, for
+/// any row and again; what `row` shows must stay until the file is written.
+struct StoredRows {
+  int64_t n = 0;
+  std::function<std::span<const std::byte>(int64_t row)> row;
+  std::function<void(int64_t row)> check = {};  // throws for a row that must not be written
+  std::function<void()> release = {};           // called when no row is read any more
+};
+
+/// A tensor to be written. `shape` row-major; trailing ne of 1 are kept as the shape says. Its
+/// bytes are `stored`, or come from `write` as those of a TensorSource.
 struct GgufTensorSource {
   std::string name;
   Shape shape;
   const WeightFormat* format = nullptr;
   std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
+  std::optional<StoredRows> stored = {};
 };
+
+/// What write_gguf wrote, with the SHA-256 of each part. They are hashed on all threads at once,
+/// which the bytes of a whole file cannot be; and they tell which tensor of two files differs.
+struct WrittenGguf {
+  std::string name;
+  uint64_t bytes = 0;
+  std::string header_sha256;  // of all bytes in front of the first tensor's
+  std::vector<std::pair<std::string, std::string>> tensor_sha256;  // name, hash; in file order
+  std::string contents_sha256() const;
+};
+
+/// One hash for a file: SHA-256 of the lines "<SHA-256>  <name>\n" (as sha256sum writes them) of
+/// the header, whose name is "(header)", and of the tensors in file order.
+std::string gguf_contents_sha256(
+    const std::string& header_sha256,
+    const std::vector<std::pair<std::string, std::string>>& tensor_sha256);
 
 /// Name of part `index` (from 0) of `count`: "<stem>-00002-of-00005.gguf", the stem being `path`
 /// without ".gguf".
@@ -107,11 +141,13 @@ std::string gguf_part_path(const std::string& path, int64_t index, int64_t count
 uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
                          const std::vector<GgufTensorSource>& tensors);
 
-/// Writes a GGUF v3 file with alignment 32, keys and tensors in the given order, through
-/// HashedFile. FormatError for names that the format cannot hold, UnsupportedError for weight
-/// formats without a GGUF type, ShapeError for shapes that do not fit the format or its source's
-/// number of bytes. Without `hash_tensors` only the file as a whole is hashed, which is quicker.
-WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
-                       const std::vector<GgufTensorSource>& tensors, bool hash_tensors = true);
+/// Writes a GGUF v3 file with alignment 32, keys and tensors in the given order. FormatError for
+/// names that the format cannot hold, UnsupportedError for weight formats without a GGUF type,
+/// ShapeError for shapes that do not fit the format or its source's number of bytes. `progress`
+/// is told the index of each tensor and how many of its bytes are written, before the first and
+/// every few MiB, perhaps on another thread; what it throws ends the writing.
+WrittenGguf write_gguf(const std::string& path, const GgufMetadata& metadata,
+                       const std::vector<GgufTensorSource>& tensors,
+                       const std::function<void(size_t, uint64_t)>& progress = {});
 
 }  // namespace assay

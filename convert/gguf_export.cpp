@@ -535,6 +535,47 @@ void GgufExport::plan_metadata() {
 // ---------------------------------------------------------------------------------------------
 // Write
 
+std::optional<StoredRows> GgufExport::stored_rows(size_t index) const {
+  const ExportTensor& tensor = tensors_[index];
+  if (parts_[index].empty() || tensor.method != ExportMethod::kCopy) return std::nullopt;
+  struct Part {
+    CheckpointMatrix matrix;
+    std::vector<int64_t> order;  // of rows; empty: as they are
+    int64_t end;                 // rows of the tensor up to and with this part
+  };
+  const auto parts = std::make_shared<std::vector<Part>>();
+  int64_t n_rows = 0;
+  for (const TensorEntry* entry : parts_[index]) {
+    if (!entry->is_matrix()) return std::nullopt;
+    CheckpointMatrix matrix = matrix_of(*entry);
+    if (!matrix.column_order.empty() || matrix.storage != nullptr) return std::nullopt;
+    n_rows += matrix.view.rows;
+    parts->push_back({std::move(matrix), huggingface_rows_of_gguf(*entry), n_rows});
+  }
+  const int64_t columns = tensor.shape.back();
+  const auto row_bytes = static_cast<size_t>(tensor.format->row_bytes(columns));
+  const auto row_of = [parts, row_bytes](int64_t row) {
+    const auto part = std::upper_bound(parts->begin(), parts->end(), row,
+                                       [](int64_t at, const Part& one) { return at < one.end; });
+    const CheckpointMatrix& matrix = part->matrix;
+    const int64_t in_part = row - (part->end - matrix.view.rows);
+    const int64_t in_folder =
+        part->order.empty() ? in_part : part->order[static_cast<size_t>(in_part)];
+    return matrix.view.data.subspan(static_cast<size_t>(matrix.source_row(in_folder)) * row_bytes,
+                                    row_bytes);
+  };
+  StoredRows rows{n_rows, row_of};
+  if (!options_.allow_infinite) {
+    rows.check = [&tensor, columns, row_of](int64_t row) {
+      check_row(tensor, columns, row, row_of(row));
+    };
+  }
+  rows.release = [parts] {
+    for (const Part& part : *parts) release_pages(part.matrix.view.data);
+  };
+  return rows;
+}
+
 void GgufExport::write_tensor(size_t index,
                               const std::function<void(std::span<const std::byte>)>& sink) {
   if (parts_[index].empty()) {
@@ -569,23 +610,16 @@ void GgufExport::write_matrix(size_t index, const TensorEntry& entry,
   const auto source_row = [&](int64_t row) {
     return order.empty() ? row : order[static_cast<size_t>(row)];
   };
-  const uint64_t row_bytes = tensor.format->row_bytes(matrix.view.columns);
   // gate and up of one expert may be two parts with one importance.
   const int64_t importance_part = std::max(0, entry.expert);
   ExportTensor how = tensor;
-  // Bytes are copied row by row; moved columns go through their values, which is as exact.
-  const bool moves_columns = !matrix.column_order.empty();
-  if (moves_columns && how.method == ExportMethod::kCopy) how.method = ExportMethod::kWiden;
+  // A copy that comes here has moved columns: it goes through its values, which is as exact.
+  if (how.method == ExportMethod::kCopy) how.method = ExportMethod::kWiden;
   RowWriter writer(
       how,
       {.rows = matrix.view.rows,
        .columns = matrix.view.columns,
        .group_size = matrix.group_size(),
-       .bytes =
-           [&](int64_t row) {
-             const auto at = static_cast<size_t>(matrix.source_row(source_row(row)));
-             return matrix.view.data.subspan(at * row_bytes, row_bytes);
-           },
        .values = [&](int64_t row,
                      std::span<float> out) { matrix.decode_row(source_row(row), out); },
        .integers = [&](int64_t row,

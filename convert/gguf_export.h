@@ -58,6 +58,7 @@ class GgufExport : public GgufPlan {
   void refuse_losses() const;
   void plan_metadata();
   uint32_t file_type() const;
+  std::optional<StoredRows> stored_rows(size_t index) const override;
   void write_matrix(size_t index, const TensorEntry& entry,
                     const std::function<void(std::span<const std::byte>)>& sink);
   void write_tensor(size_t index,

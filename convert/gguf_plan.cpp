@@ -195,14 +195,13 @@ uint64_t GgufPlan::file_bytes() const {
   return total;
 }
 
-WrittenFile GgufPlan::write(const std::string& path, const Progress& progress) {
-  std::vector<WrittenFile> files = write_parts(path, progress);
+WrittenGguf GgufPlan::write(const std::string& path, const Progress& progress) {
+  std::vector<WrittenGguf> files = write_parts(path, progress);
   ASSAY_CHECK(files.size() == 1);
   return files.front();
 }
 
-std::vector<WrittenFile> GgufPlan::write_parts(const std::string& path, const Progress& progress,
-                                               bool hash_tensors) {
+std::vector<WrittenGguf> GgufPlan::write_parts(const std::string& path, const Progress& progress) {
   if (!missing_importance_.empty()) {
     throw UsageError(listed(
         fmt::format("{} tensors need an importance matrix; give one with --imatrix that knows "
@@ -214,21 +213,25 @@ std::vector<WrittenFile> GgufPlan::write_parts(const std::string& path, const Pr
   const std::vector<std::string> names = paths(path);
   const auto count = static_cast<int64_t>(names.size());
   uint64_t done = 0;
-  std::vector<WrittenFile> files;
+  std::vector<WrittenGguf> files;
   for (int64_t part = 0; part < count; ++part) {
     std::vector<GgufTensorSource> sources;
+    std::vector<size_t> indices;   // of the sources
+    std::vector<uint64_t> before;  // bytes of all tensors in front of each
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (parts[i] != part) continue;
-      sources.push_back(
-          {tensors_[i].name, tensors_[i].shape, tensors_[i].format, [&, i](const auto& sink) {
-             if (progress) progress(done, tensors_[i].name);
-             write_tensor(i, sink);
-             done += tensors_[i].bytes;
-           }});
+      indices.push_back(i);
+      before.push_back(done);
+      done += tensors_[i].bytes;
+      sources.push_back({tensors_[i].name, tensors_[i].shape, tensors_[i].format,
+                         [&, i](const auto& sink) { write_tensor(i, sink); }, stored_rows(i)});
     }
+    const auto tell = [&](size_t source, uint64_t in_tensor) {
+      if (progress) progress(before[source] + in_tensor, tensors_[indices[source]].name);
+    };
     files.push_back(write_gguf(names[static_cast<size_t>(part)],
                                metadata_of_part(metadata_, part, count, tensors_.size()), sources,
-                               hash_tensors));
+                               tell));
   }
   return files;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -80,15 +81,18 @@ class GgufPlan {
 
   using Progress = std::function<void(uint64_t, const std::string&)>;
   /// Writes the file, or its parts; afterwards tensors() also say how many values changed.
-  /// `progress` is told the bytes done and the tensor that is next. Throws UsageError while
-  /// missing_importance() has entries. Without `hash_tensors` only files are hashed.
-  std::vector<WrittenFile> write_parts(const std::string& path, const Progress& progress = {},
-                                       bool hash_tensors = true);
+  /// `progress` is told the bytes done and the tensor that is written, every few MiB, perhaps on
+  /// another thread; what it throws ends the writing.
+  /// Throws UsageError while missing_importance() has entries.
+  std::vector<WrittenGguf> write_parts(const std::string& path, const Progress& progress = {});
   /// The same for a plan of one file.
-  WrittenFile write(const std::string& path, const Progress& progress = {});
+  WrittenGguf write(const std::string& path, const Progress& progress = {});
 
  protected:
   GgufPlan() = default;
+  /// Rows of tensors_[index] if they are in the source as they will be in the file.
+  virtual std::optional<StoredRows> stored_rows(size_t index) const = 0;
+  /// Makes the bytes of another one.
   virtual void write_tensor(size_t index,
                             const std::function<void(std::span<const std::byte>)>& sink) = 0;
 

@@ -53,6 +53,25 @@ GgufQuantize::GgufQuantize(std::shared_ptr<const GgufFile> file, const GgufQuant
   }
 }
 
+std::optional<StoredRows> GgufQuantize::stored_rows(size_t index) const {
+  const ExportTensor& tensor = tensors_[index];
+  if (tensor.method != ExportMethod::kCopy) return std::nullopt;
+  const GgufTensor& source = *sources_[index];
+  const int64_t columns = source.shape.back();
+  const auto row_bytes = static_cast<size_t>(source.format->row_bytes(columns));
+  const auto row_of = [&source, row_bytes](int64_t row) {
+    return source.bytes.subspan(static_cast<size_t>(row) * row_bytes, row_bytes);
+  };
+  StoredRows rows{n_elements(source.shape) / columns, row_of};
+  if (!options_.allow_infinite) {
+    rows.check = [&tensor, columns, row_of](int64_t row) {
+      check_row(tensor, columns, row, row_of(row));
+    };
+  }
+  rows.release = [&source] { release_pages(source.bytes); };
+  return rows;
+}
+
 void GgufQuantize::write_tensor(size_t index,
                                 const std::function<void(std::span<const std::byte>)>& sink) {
   ExportTensor& tensor = tensors_[index];
@@ -66,16 +85,11 @@ void GgufQuantize::write_tensor(size_t index,
                         .columns = columns,
                         .group_size = source.format->fixed_group(),
                         .data = source.bytes};
-  const uint64_t row_bytes = source.format->row_bytes(columns);
   RowWriter writer(
       tensor,
       {.rows = rows,
        .columns = columns,
        .group_size = 0,
-       .bytes =
-           [&](int64_t row) {
-             return source.bytes.subspan(static_cast<size_t>(row) * row_bytes, row_bytes);
-           },
        .values = [&](int64_t row,
                      std::span<float> out) { source.format->decode_row(view, row, out); },
        .integers = {},

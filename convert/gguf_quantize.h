@@ -24,6 +24,7 @@ class GgufQuantize : public GgufPlan {
   GgufQuantize(std::shared_ptr<const GgufFile> file, const GgufQuantizeOptions& options);
 
  private:
+  std::optional<StoredRows> stored_rows(size_t index) const override;
   void write_tensor(size_t index,
                     const std::function<void(std::span<const std::byte>)>& sink) override;
 

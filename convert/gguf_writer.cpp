@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <set>
@@ -6,6 +8,9 @@
 #include "convert/core/error.h"
 #include "convert/core/hashed_file.h"
 #include "convert/core/json.h"
+#include "convert/core/parallel.h"
+#include "convert/core/sha256.h"
+#include "convert/core/sha256_streams.h"
 #include "convert/formats/format.h"
 #include "convert/gguf.h"
 
@@ -149,34 +154,216 @@ uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
   return total;
 }
 
-WrittenFile write_gguf(const std::string& path, const GgufMetadata& metadata,
-                       const std::vector<GgufTensorSource>& tensors, bool hash_tensors) {
+std::string gguf_contents_sha256(
+    const std::string& header_sha256,
+    const std::vector<std::pair<std::string, std::string>>& tensor_sha256) {
+  Sha256 hash;
+  const auto add = [&](const std::string& part, const std::string& name) {
+    const std::string line = part + "  " + name + "\n";
+    hash.update(std::as_bytes(std::span(line)));
+  };
+  add(header_sha256, "(header)");
+  for (const auto& [name, part] : tensor_sha256) add(part, name);
+  return hash.finish();
+}
+
+std::string WrittenGguf::contents_sha256() const {
+  return gguf_contents_sha256(header_sha256, tensor_sha256);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Tensor data
+
+namespace {
+
+constexpr uint64_t kSmallBytes = uint64_t{1} << 20;   // such tensors are made in advance
+constexpr uint64_t kRunBytes = uint64_t{1} << 29;     // read twice, so they should stay in memory
+constexpr uint64_t kWriteBytes = uint64_t{4} << 20;   // a piece for the system
+constexpr uint64_t kHashBytes = uint64_t{256} << 10;  // a piece for the cache of one core
+
+/// A tensor whose bytes are all there: `stored`, or made in advance.
+struct ReadyTensor {
+  size_t index;
+  uint64_t bytes;
+  const StoredRows* stored;
+  std::vector<std::byte> made;
+};
+
+/// The tensor's bytes in order, in pieces of about `piece_bytes` where the rows lie one after
+/// another; `at_end` is called behind the last. `tensor` must stay.
+ByteStream pieces_of(const ReadyTensor& tensor, uint64_t piece_bytes, bool check,
+                     const std::function<void()>& at_end) {
+  if (tensor.stored == nullptr) {
+    return {tensor.bytes, [left = std::span(tensor.made)]() mutable {
+              return std::exchange(left, std::span<const std::byte>());
+            }};
+  }
+  const StoredRows& rows = *tensor.stored;
+  return {tensor.bytes, [&rows, piece_bytes, check, at_end, next = int64_t{0}]() mutable {
+            std::span<const std::byte> piece;
+            for (; next < rows.n && piece.size() < piece_bytes; ++next) {
+              const std::span<const std::byte> row = rows.row(next);
+              if (!piece.empty() && row.data() != piece.data() + piece.size()) break;
+              if (check && rows.check) rows.check(next);
+              piece = {piece.empty() ? row.data() : piece.data(), piece.size() + row.size()};
+            }
+            if (piece.empty()) at_end();
+            return piece;
+          }};
+}
+
+/// Writes one file's tensors in order and hashes them.
+class TensorWriter {
+ public:
+  TensorWriter(const std::string& path, const std::vector<GgufTensorSource>& tensors,
+               const std::function<void(size_t, uint64_t)>& progress, HashedFile& file)
+      : path_(path), tensors_(tensors), progress_(progress), file_(file), hashes_(tensors.size()) {}
+
+  std::vector<std::string> run() {
+    for (size_t i = 0; i < tensors_.size();) {
+      const std::vector<ReadyTensor> ready = ready_from(i);
+      if (ready.empty()) {
+        write_as_it_comes(i++);
+      } else {
+        write_ready(ready);
+        i += ready.size();
+      }
+    }
+    return std::move(hashes_);
+  }
+
+ private:
+  /// Bytes of a tensor: written, and when progress_ was last told.
+  struct Place {
+    uint64_t done = 0;
+    uint64_t told = 0;
+  };
+
+  void write_piece(size_t index, Place& place, std::span<const std::byte> piece) {
+    const bool tell = place.done == 0 || place.done - place.told >= kWriteBytes;
+    if (tell && progress_) progress_(index, place.done);
+    if (tell) place.told = place.done;
+    file_.write(piece);
+    place.done += piece.size();
+  }
+
+  void make(size_t index, const std::function<void(std::span<const std::byte>)>& use) const {
+    const GgufTensorSource& tensor = tensors_[index];
+    const uint64_t wanted = bytes_of(tensor);
+    uint64_t given = 0;
+    tensor.write([&](std::span<const std::byte> piece) {
+      given += piece.size();
+      if (given <= wanted) use(piece);
+    });
+    check_size(tensor, given, wanted);
+  }
+
+  void check_size(const GgufTensorSource& tensor, uint64_t given, uint64_t wanted) const {
+    if (given == wanted) return;
+    throw ShapeError(path_ + ": tensor " + in_quotes(tensor.name) + ": its source gave " +
+                     std::to_string(given) + " bytes, " + to_string(tensor.shape) + " " +
+                     std::string(tensor.format->name()) + " has " + std::to_string(wanted));
+  }
+
+  /// Each piece is hashed and written at the same time.
+  void write_as_it_comes(size_t index) {
+    file_.begin_part();
+    Place place;
+    make(index, [&](std::span<const std::byte> piece) { write_piece(index, place, piece); });
+    hashes_[index] = file_.end_part();
+    file_.pad(padding_after(bytes_of(tensors_[index])));
+  }
+
+  /// As many tensors from `first` on as are ready, at most about kRunBytes of them.
+  std::vector<ReadyTensor> ready_from(size_t first) const {
+    std::vector<ReadyTensor> ready;
+    uint64_t total = 0;
+    for (size_t i = first; i < tensors_.size() && total < kRunBytes; ++i) {
+      const GgufTensorSource& tensor = tensors_[i];
+      const uint64_t bytes = bytes_of(tensor);
+      const StoredRows* const stored = tensor.stored ? &*tensor.stored : nullptr;
+      if (stored == nullptr && bytes > kSmallBytes) break;
+      ready.push_back({i, bytes, stored, {}});
+      if (stored == nullptr) {
+        std::vector<std::byte>& made = ready.back().made;
+        make(i, [&](auto piece) { made.insert(made.end(), piece.begin(), piece.end()); });
+      }
+      total += bytes;
+    }
+    return ready;
+  }
+
+  /// One thread writes all of them in order, the others check and hash them.
+  void write_ready(const std::vector<ReadyTensor>& ready) {
+    // Who comes second finds the pages of a tensor in memory, and lets them go.
+    std::vector<std::atomic<int>> n_done(ready.size());
+    const auto at_end = [&](size_t i) {
+      return [&, i] {
+        const StoredRows& rows = *ready[i].stored;
+        if (n_done[i].fetch_add(1) == 1 && rows.release) rows.release();
+      };
+    };
+    std::vector<ByteStream> streams;
+    for (size_t i = 0; i < ready.size(); ++i) {
+      streams.push_back(pieces_of(ready[i], kHashBytes, true, at_end(i)));
+    }
+    Sha256Streams hashes(std::move(streams));
+    parallel_for(n_threads() + 1, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (i > 0) {
+          hashes.work();
+          continue;
+        }
+        try {
+          for (size_t k = 0; k < ready.size(); ++k) write(ready[k], at_end(k));
+        } catch (...) {
+          hashes.stop();
+          throw;
+        }
+      }
+    });
+    std::vector<std::string> found = hashes.finish();
+    for (size_t i = 0; i < ready.size(); ++i) hashes_[ready[i].index] = std::move(found[i]);
+  }
+
+  void write(const ReadyTensor& ready, const std::function<void()>& at_end) {
+    const ByteStream bytes = pieces_of(ready, kWriteBytes, false, at_end);
+    Place place;
+    for (auto piece = bytes.next(); !piece.empty(); piece = bytes.next()) {
+      write_piece(ready.index, place, piece);
+    }
+    check_size(tensors_[ready.index], place.done, ready.bytes);
+    file_.pad(padding_after(ready.bytes));
+  }
+
+  const std::string& path_;
+  const std::vector<GgufTensorSource>& tensors_;
+  const std::function<void(size_t, uint64_t)>& progress_;
+  HashedFile& file_;
+  std::vector<std::string> hashes_;
+};
+
+}  // namespace
+
+WrittenGguf write_gguf(const std::string& path, const GgufMetadata& metadata,
+                       const std::vector<GgufTensorSource>& tensors,
+                       const std::function<void(size_t, uint64_t)>& progress) {
   check(path, tensors);
   if (metadata.integer("general.alignment").value_or(kAlignment) != kAlignment) {
     throw UnsupportedError(path + ": only the alignment 32 can be written");
   }
-  HashedFile file(path);
-  file.write(header_of(path, metadata, tensors));
-  WrittenFile written;
+  const std::string header = header_of(path, metadata, tensors);
+  HashedFile file(path, /*hash_file=*/false);
+  file.write(header);
+  const std::vector<std::string> hashes = TensorWriter(path, tensors, progress, file).run();
+  WrittenGguf written;
   written.name = std::filesystem::path(path).filename();
-  for (const GgufTensorSource& tensor : tensors) {
-    const uint64_t wanted = bytes_of(tensor);
-    uint64_t given = 0;
-    if (hash_tensors) file.begin_part();
-    tensor.write([&](std::span<const std::byte> piece) {
-      given += piece.size();
-      if (given <= wanted) file.write(piece);
-    });
-    if (given != wanted) {
-      throw ShapeError(path + ": tensor " + in_quotes(tensor.name) + ": its source gave " +
-                       std::to_string(given) + " bytes, " + to_string(tensor.shape) + " " +
-                       std::string(tensor.format->name()) + " has " + std::to_string(wanted));
-    }
-    if (hash_tensors) written.tensor_sha256.emplace_back(tensor.name, file.end_part());
-    file.pad(padding_after(wanted));
+  written.header_sha256 = sha256_hex(std::as_bytes(std::span(header)));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    written.tensor_sha256.emplace_back(tensors[i].name, hashes[i]);
   }
   written.bytes = file.size();
-  written.sha256 = file.commit();
+  file.commit();
   return written;
 }
 

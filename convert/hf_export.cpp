@@ -360,10 +360,15 @@ std::vector<WrittenFile> HfExport::write(
   std::vector<TensorSource> sources;
   uint64_t done = 0;
   for (size_t i = 0; i < tensors_.size(); ++i) {
-    const auto write_tensor = [this, i, &done, &progress](const Sink& sink) {
+    const auto write_tensor = [this, i, &done, &progress](const Sink& write) {
       const HfTensor& tensor = tensors_[i];
       const Source& source = sources_[i];
-      if (progress) progress(done, tensor.name);
+      uint64_t in_tensor = 0;
+      const auto sink = [&](std::span<const std::byte> piece) {
+        if (progress) progress(done + in_tensor, tensor.name);
+        in_tensor += piece.size();
+        write(piece);
+      };
       if (source.copy != nullptr) {
         sink(source.copy->view.bytes);
       } else if (!source.values.empty()) {

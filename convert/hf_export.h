@@ -50,7 +50,8 @@ class HfExport {
   uint64_t weight_bytes() const;
 
   /// Writes into `folder`, which exists and is empty. `progress` is told the bytes done and the
-  /// tensor that is next. Throws NumericError for values that the type cannot hold.
+  /// tensor that is written, every few MiB; what it throws ends the writing. Throws NumericError
+  /// for values that the type cannot hold.
   std::vector<WrittenFile> write(
       const std::string& folder,
       const std::function<void(uint64_t, const std::string&)>& progress = {});

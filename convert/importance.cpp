@@ -155,7 +155,7 @@ void ImportanceMatrix::read_legacy() {
   if (name_bytes > 0) datasets_.push_back(text_of(reader.read_bytes(name_bytes, "its name")));
 }
 
-WrittenFile write_importance(const std::string& path, const ImportanceSource& source) {
+void write_importance(const std::string& path, const ImportanceSource& source) {
   GgufMetadata metadata;
   metadata.set("general.type", std::string("imatrix"));
   metadata.set("imatrix.datasets", GgufArray{std::vector<std::string>{source.dataset}});
@@ -178,7 +178,7 @@ WrittenFile write_importance(const std::string& path, const ImportanceSource& so
     tensors.push_back({weight + std::string(kCounts), counts_shape, &f32,
                        [counts](const auto& sink) { sink(std::as_bytes(std::span(counts))); }});
   }
-  return write_gguf(path, metadata, tensors);
+  write_gguf(path, metadata, tensors);
 }
 
 }  // namespace assay

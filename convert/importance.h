@@ -8,9 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "convert/core/hashed_file.h"
-#include "convert/core/sha256.h"
-
 namespace assay {
 
 struct WrittenFile;
@@ -60,7 +57,7 @@ struct ImportanceSource {
   std::map<std::string, ImportanceSums> weights;  // by GGUF weight name
 };
 
-/// Writes a GGUF imatrix with the keys and tensors of llama-imatrix, through HashedFile.
-WrittenFile write_importance(const std::string& path, const ImportanceSource& source);
+/// Writes a GGUF imatrix with the keys and tensors of llama-imatrix.
+void write_importance(const std::string& path, const ImportanceSource& source);
 
 }  // namespace assay

@@ -1,5 +1,6 @@
 #include "convert/commands.h"
 #include "convert/core/error.h"
+#include "convert/core/words.h"
 #include "convert/model_diff.h"
 #include "convert/model_summary.h"
 
@@ -15,7 +16,7 @@ ExitCode run_diff(const std::vector<std::string>& paths, const Arguments& argume
     if (arguments.given(name)) throw UsageError(std::string("--diff goes without --") + name);
   }
   const Json diff = diff_models(paths[0], paths[1]);
-  terminal.print(terminal.json() ? diff.dump() + "\n" : diff_text(diff));
+  terminal.print(terminal.json() ? diff.dump() + "\n" : printable(diff_text(diff)));
   return diff.at("equal").as_bool() ? ExitCode::kDone : ExitCode::kDifference;
 }
 
@@ -26,7 +27,7 @@ ExitCode run_inspect(const Arguments& arguments, Terminal& terminal) {
   const Json summary = summarize_model(paths.front(), {.list_tensors = arguments.flag("tensors"),
                                                        .hashes = arguments.flag("hashes"),
                                                        .check_values = arguments.flag("check")});
-  terminal.print(terminal.json() ? summary.dump() + "\n" : summary_text(summary));
+  terminal.print(terminal.json() ? summary.dump() + "\n" : printable(summary_text(summary)));
   if (summary.find("unsupported") != nullptr) return ExitCode::kUnsupported;
   if (summary.find("readable") != nullptr) return ExitCode::kInput;
   const bool problems = !summary.at("problems").as_array().empty();

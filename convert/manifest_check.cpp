@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
+#include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/json.h"
 #include "convert/core/sha256.h"
+#include "convert/core/sha256_streams.h"
 
 namespace assay {
 namespace {
@@ -34,16 +37,23 @@ std::string differs(const std::string& what, const std::string& found,
 
 void compare_tensors(const Json& listed, const SafetensorsModel& model, const std::string& where,
                      std::vector<std::string>& faults) {
+  std::vector<std::pair<std::string, std::string>> expected;  // name, hash
+  std::vector<std::span<const std::byte>> bytes;
   for (const auto& [name, entry] : listed.as_object()) {
-    const std::string expected = text(entry, "sha256", where + ": tensor \"" + name + "\"");
+    const std::string hash = text(entry, "sha256", where + ": tensor \"" + name + "\"");
     const SafetensorsEntry* tensor = model.find(name);
     if (tensor == nullptr) {
       faults.push_back("tensor \"" + name + "\" is missing, " + std::string(kManifestName) +
                        " lists it");
       continue;
     }
-    const std::string found = sha256_hex(tensor->view.bytes);
-    if (found != expected) faults.push_back(differs("tensor \"" + name + "\"", found, expected));
+    expected.emplace_back(name, hash);
+    bytes.push_back(tensor->view.bytes);
+  }
+  const std::vector<std::string> found = sha256_of_all(bytes);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const auto& [name, hash] = expected[i];
+    if (found[i] != hash) faults.push_back(differs("tensor \"" + name + "\"", found[i], hash));
   }
   for (const std::string& name : model.names()) {
     if (listed.find(name) != nullptr) continue;

@@ -3,124 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <map>
 
 #include "convert/chat/chat_prompt.h"
 #include "convert/checkpoint.h"
-#include "convert/cli/text_table.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
-#include "convert/core/parallel.h"
-#include "convert/core/sha256.h"
-#include "convert/core/units.h"
-#include "convert/core/words.h"
 #include "convert/families/rope_config.h"
+#include "convert/file_summary.h"
 #include "convert/manifest_check.h"
 #include "convert/tokenizer.h"
+#include "convert/value_check.h"
 
 namespace assay {
-
-std::string name_without_layer(const std::string& name) {
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  std::string out;
-  for (size_t i = 0; i < name.size(); ++i) {
-    if (i == 0 || name[i - 1] != '.' || !is_digit(name[i])) {
-      out += name[i];
-      continue;
-    }
-    out += '*';
-    while (i + 1 < name.size() && is_digit(name[i + 1])) ++i;
-  }
-  return out;
-}
-
 namespace {
 
 namespace fs = std::filesystem;
-
-Json shape_json(const Shape& shape) {
-  Json json = Json::array();
-  for (const int64_t dim : shape) json.push(dim);
-  return json;
-}
-
-/// One tensor as it lies in a file.
-struct FileTensor {
-  std::string name;
-  std::string type;
-  Shape shape;
-  std::span<const std::byte> bytes;
-};
-
-std::vector<FileTensor> tensors_of(const SafetensorsModel* folder, const SafetensorsFile* single,
-                                   const GgufFile* gguf) {
-  std::vector<FileTensor> tensors;
-  const auto add_file = [&](const SafetensorsFile& file) {
-    for (const SafetensorsEntry& entry : file.tensors()) {
-      tensors.push_back({entry.name, std::string(dtype_name(entry.view.dtype)), entry.view.shape,
-                         entry.view.bytes});
-    }
-  };
-  if (folder != nullptr) {
-    for (const SafetensorsFile& shard : folder->shards()) add_file(shard);
-  }
-  if (single != nullptr) add_file(*single);
-  if (gguf != nullptr) {
-    for (const GgufTensor& tensor : gguf->tensors()) {
-      tensors.push_back(
-          {tensor.name, std::string(tensor.format->name()), tensor.shape, tensor.bytes});
-    }
-  }
-  return tensors;
-}
-
-Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes) {
-  std::vector<std::string> sha256(tensors.size());
-  if (hashes) {
-    parallel_for(static_cast<int64_t>(tensors.size()), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        sha256[static_cast<size_t>(i)] = sha256_hex(tensors[static_cast<size_t>(i)].bytes);
-      }
-    });
-  }
-  Json list = Json::array();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    Json json = Json::object();
-    json.set("name", tensors[i].name);
-    json.set("type", tensors[i].type);
-    json.set("shape", shape_json(tensors[i].shape));
-    json.set("bytes", static_cast<uint64_t>(tensors[i].bytes.size()));
-    if (hashes) json.set("sha256", sha256[i]);
-    list.push(json);
-  }
-  return list;
-}
-
-/// Files of a folder (not of its subfolders) or the one file, by name.
-Json file_list(const std::string& path, bool hashes) {
-  std::vector<fs::path> files;
-  if (fs::is_directory(path)) {
-    for (const fs::directory_entry& entry : fs::directory_iterator(path)) {
-      if (entry.is_regular_file()) files.push_back(entry.path());
-    }
-  } else {
-    files.emplace_back(path);
-  }
-  std::sort(files.begin(), files.end());
-  Json list = Json::array();
-  for (const fs::path& file : files) {
-    Json json = Json::object();
-    json.set("name", file.filename().string());
-    json.set("bytes", static_cast<uint64_t>(fs::file_size(file)));
-    if (hashes) json.set("sha256", sha256_of_file(file.string()));
-    list.push(json);
-  }
-  return list;
-}
-
-// ---------------------------------------------------------------------------------------------
 
 Json rope_facts(const RopeSpec& rope) {
   Json json = Json::object();
@@ -282,40 +181,6 @@ void add_weights(const Checkpoint& checkpoint, Json& summary) {
   summary.set("bits_per_weight", bits_per_weight_of(bytes, values));
 }
 
-/// The same for files whose family is not known: by name and type alone.
-void add_unknown_weights(const std::vector<FileTensor>& tensors, Json& summary) {
-  struct Kind {
-    int64_t n = 0;
-    uint64_t bytes = 0;
-    FileTensor first;
-  };
-  std::vector<Kind> kinds;
-  std::map<std::pair<std::string, std::string>, size_t> index;
-  uint64_t bytes = 0;
-  for (const FileTensor& tensor : tensors) {
-    const auto [found, is_new] =
-        index.emplace(std::pair(name_without_layer(tensor.name), tensor.type), kinds.size());
-    if (is_new) kinds.push_back({.first = tensor});
-    ++kinds[found->second].n;
-    kinds[found->second].bytes += tensor.bytes.size();
-    bytes += tensor.bytes.size();
-  }
-  Json weights = Json::array();
-  for (const Kind& kind : kinds) {
-    Json json = Json::object();
-    json.set("tensor", name_without_layer(kind.first.name));
-    json.set("n", kind.n);
-    json.set("type", kind.first.type);
-    json.set("shape", shape_json(kind.first.shape));
-    json.set("bytes", kind.bytes);
-    weights.push(json);
-  }
-  summary.set("weights", weights);
-  summary.set("weight_bytes", bytes);
-}
-
-// ---------------------------------------------------------------------------------------------
-
 Json tokenizer_json(const Tokenizer& tokenizer) {
   Json json = Json::object();
   json.set("model", tokenizer.model_name());
@@ -431,50 +296,6 @@ Json metadata_json(const GgufMetadata& metadata) {
   return json;
 }
 
-/// Groups of a row whose scale is zero, so that all of their weights are.
-int64_t zero_scales(const CheckpointMatrix& matrix, int64_t row, IntegerRow& integers) {
-  matrix.read_integers(row, integers);
-  return std::count(integers.scales.begin(), integers.scales.end(), 0.0f);
-}
-
-/// Reads every value: the first fault of each tensor that has one.
-void check_values(const Checkpoint& checkpoint, Json& problems) {
-  const std::vector<TensorEntry>& table = checkpoint.tensors();
-  std::vector<std::string> faults(table.size());
-  parallel_for(static_cast<int64_t>(table.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const TensorEntry& entry = table[static_cast<size_t>(i)];
-      std::string& fault = faults[static_cast<size_t>(i)];
-      try {
-        if (!entry.is_matrix()) {
-          checkpoint.vector(entry.role, entry.layer);
-          continue;
-        }
-        const CheckpointMatrix matrix = checkpoint.matrix(entry);
-        for (int64_t row = 0; row < matrix.view.rows && fault.empty(); ++row) {
-          if (const auto found = matrix.view.format->find_fault(matrix.view, row)) {
-            fault = fmt::format("\"{}\", row {}: {}", entry.hf_name, row, *found);
-          }
-        }
-        int64_t n_zero = 0;
-        IntegerRow integers;
-        const bool has_scales = matrix.view.scales.bytes.data() != nullptr;
-        for (int64_t row = 0; row < matrix.view.rows && has_scales && fault.empty(); ++row) {
-          n_zero += zero_scales(matrix, row, integers);
-        }
-        if (n_zero > 0) {
-          fault = fmt::format("\"{}\": {} scales are zero", entry.hf_name, n_zero);
-        }
-      } catch (const FormatError& error) {
-        fault = error.what();
-      }
-    }
-  });
-  for (const std::string& fault : faults) {
-    if (!fault.empty()) problems.push(fault);
-  }
-}
-
 /// Family, shapes, weights, tokenizer of a model that is implemented.
 void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json& summary,
                Json& problems) {
@@ -490,15 +311,18 @@ void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json
   }
   add_weights(checkpoint, summary);
   summary.set("engines", engines_json(checkpoint));
-  for (const std::string& warning : checkpoint.warnings()) problems.push(warning);
+  Json notes = Json::array();
+  for (const std::string& warning : checkpoint.warnings()) notes.push(warning);
+  summary.set("notes", notes);
   if (!options.check_values) return;
-  check_values(checkpoint, problems);
+  for (const std::string& fault : value_faults(checkpoint)) problems.push(fault);
   std::optional<std::vector<std::string>> faults;
   if (checkpoint.safetensors() != nullptr) {
     faults = manifest_faults(checkpoint.path(), *checkpoint.safetensors());
   }
   summary.set("checked", Json::object()
-                             .set("tensors", checkpoint.tensors().size())
+                             .set("tensors", checkpoint.tensors().size() +
+                                                 checkpoint.prediction_tensors().size())
                              .set("manifest", faults.has_value()));
   if (!faults) return;
   for (const std::string& fault : *faults) problems.push(fault);
@@ -550,176 +374,13 @@ Json summarize_model(const std::string& path, const SummaryOptions& options) {
       add_unknown_weights(tensors, summary);
     }
   }
-  summary.set("files", file_list(path, options.hashes));
-  if (options.list_tensors || options.hashes) {
-    summary.set("tensors", tensor_list(tensors, options.hashes));
-  }
+  const Json list =
+      options.list_tensors || options.hashes ? tensor_list(tensors, options.hashes) : Json::array();
+  const GgufFile* const file = checkpoint != nullptr ? checkpoint->gguf() : gguf ? &*gguf : nullptr;
+  summary.set("files", file_list(path, file, options.hashes ? &list : nullptr));
+  if (options.list_tensors || options.hashes) summary.set("tensors", list);
   summary.set("problems", problems);
   return summary;
-}
-
-// ---------------------------------------------------------------------------------------------
-// Text
-
-namespace {
-
-using cli::TextTable;
-
-std::string shape_text(const Json& shape) {
-  return join_words(shape.as_array(), " x ",
-                    [](const Json& dim) { return std::to_string(dim.as_integer()); });
-}
-
-std::string model_text(const Json& model) {
-  std::string text = fmt::format(
-      "  {} layers, hidden {}, MLP {}, {} heads of {} ({} for keys and values), vocabulary {}, "
-      "context {}\n",
-      model.at("layers").as_integer(), model.at("hidden_size").as_integer(),
-      model.at("intermediate_size").as_integer(), model.at("heads").as_integer(),
-      model.at("head_dim").as_integer(), model.at("kv_heads").as_integer(),
-      model.at("vocab_size").as_integer(), model.at("context_length").as_integer());
-  std::string rope;
-  for (const auto& [key, value] : model.at("rope").as_object()) {
-    if (key != "kind") rope += fmt::format(", {} {}", key, value.dump(0));
-  }
-  text += fmt::format("  rope {}{}\n", model.at("rope").at("kind").as_string(), rope);
-  text += fmt::format("  head {}",
-                      model.at("tied_head").as_bool() ? "tied to the embedding" : "of its own");
-  if (!model.at("sliding_window").is_null()) {
-    text += fmt::format(", sliding window {}", model.at("sliding_window").as_integer());
-  }
-  if (const int64_t n = model.at("prediction_blocks").as_integer(); n > 0) {
-    text += fmt::format(", {} blocks that predict further tokens (kept, not run)", n);
-  }
-  if (model.at("attention_bias").as_bool()) text += ", attention biases";
-  if (model.at("mlp_bias").as_bool()) text += ", MLP biases";
-  return text + fmt::format(", BOS {}, stop ids {}\n", model.at("bos_id").dump(0),
-                            model.at("stop_ids").dump(0));
-}
-
-std::string tokenizer_text(const Json& summary) {
-  const Json& tokenizer = summary.at("tokenizer");
-  std::string text = "Tokenizer: ";
-  if (tokenizer.is_null()) {
-    text += "none that can be used";
-  } else {
-    text +=
-        fmt::format("{}, {} ids, {} added tokens, {} merges, split rule {}",
-                    tokenizer.at("model").as_string(), tokenizer.at("vocab_size").as_integer(),
-                    tokenizer.at("added_tokens").as_integer(), tokenizer.at("merges").as_integer(),
-                    tokenizer.at("split_rule").is_null() ? "without a name"
-                                                         : tokenizer.at("split_rule").as_string());
-  }
-  return text + fmt::format("; chat template: {}\n",
-                            summary.at("chat_template").as_bool() ? "yes" : "none");
-}
-
-std::string parts_text(const Json& parts) {
-  TextTable table({"part", "n", "parameters", "bits", "size"},
-                  {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kRight,
-                   TextTable::Align::kRight, TextTable::Align::kRight});
-  for (const Json& part : parts.as_array()) {
-    table.add({part.at("part").as_string(), part.at("n").integer_text(),
-               grouped_digits(part.at("parameters").as_integer()),
-               fmt::format("{:.3f}", part.at("bits_per_weight").as_number()),
-               bytes_text(static_cast<uint64_t>(part.at("bytes").as_integer()))});
-  }
-  return table.text();
-}
-
-std::string weights_text(const Json& summary) {
-  TextTable table({"tensor", "n", "shape", "type", "bits", "size"},
-                  {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kLeft,
-                   TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kRight});
-  for (const Json& kind : summary.at("weights").as_array()) {
-    const Json* bits = kind.find("bits_per_weight");
-    table.add({kind.at("tensor").as_string(), kind.at("n").integer_text(),
-               shape_text(kind.at("shape")), kind.at("type").as_string(),
-               bits == nullptr ? "" : fmt::format("{:.3f}", bits->as_number()),
-               bytes_text(static_cast<uint64_t>(kind.at("bytes").as_integer()))});
-  }
-  const auto total = static_cast<uint64_t>(summary.at("weight_bytes").as_integer());
-  std::string text = fmt::format("Weights: {}", bytes_text(total));
-  if (const Json* parameters = summary.find("parameters")) {
-    text = fmt::format("Weights: {} parameters, {}, {:.3f} bits per weight",
-                       grouped_digits(parameters->as_integer()), bytes_text(total),
-                       summary.at("bits_per_weight").as_number());
-  }
-  const Json* parts = summary.find("parts");
-  return text + "\n" + (parts == nullptr ? "" : parts_text(*parts)) + table.text();
-}
-
-std::string engines_text(const Json& engines) {
-  const auto engine_text = [](const Json& item) {
-    const std::string& note = item.at("note").as_string();
-    return item.at("engine").as_string() + (note.empty() ? "" : " (" + note + ")");
-  };
-  return "Loaded by: " + join_words(engines.as_array(), ", ", engine_text) + "\n";
-}
-
-std::string tensors_text(const Json& list) {
-  TextTable table({"tensor", "type", "shape", "bytes", "SHA-256"},
-                  {TextTable::Align::kLeft, TextTable::Align::kLeft, TextTable::Align::kLeft,
-                   TextTable::Align::kRight});
-  for (const Json& item : list.as_array()) {
-    const Json* sha256 = item.find("sha256");
-    table.add({item.at("name").as_string(), item.at("type").as_string(),
-               shape_text(item.at("shape")), item.at("bytes").integer_text(),
-               sha256 == nullptr ? "-" : sha256->as_string()});
-  }
-  return table.text();
-}
-
-std::string files_text(const Json& list) {
-  TextTable table({"file", "bytes", ""}, {TextTable::Align::kLeft, TextTable::Align::kRight});
-  for (const Json& item : list.as_array()) {
-    const Json* sha256 = item.find("sha256");
-    table.add({item.at("name").as_string(), item.at("bytes").integer_text(),
-               sha256 == nullptr ? "" : sha256->as_string()});
-  }
-  return table.text();
-}
-
-std::string metadata_text(const Json& metadata) {
-  std::string text = "Metadata:\n";
-  for (const auto& [key, value] : metadata.as_object()) {
-    std::string shown = value.is_string() ? value.as_string() : value.dump(0);
-    std::replace(shown.begin(), shown.end(), '\n', ' ');
-    if (shown.size() > 60) shown = shown.substr(0, 57) + "...";
-    text += fmt::format("  {} = {}\n", key, shown);
-  }
-  return text;
-}
-
-}  // namespace
-
-std::string summary_text(const Json& summary) {
-  std::string text =
-      fmt::format("{}\n{}", summary.at("path").as_string(), summary.at("kind").as_string());
-  if (const Json* family = summary.find("family")) {
-    text += fmt::format(", family {}\n", family->as_string()) + model_text(summary.at("model")) +
-            tokenizer_text(summary);
-  } else {
-    text += "\n";
-  }
-  text += weights_text(summary);
-  if (const Json* engines = summary.find("engines")) text += engines_text(*engines);
-  if (const Json* metadata = summary.find("metadata")) text += metadata_text(*metadata);
-  if (const Json* tensors = summary.find("tensors")) text += tensors_text(*tensors);
-  text += files_text(summary.at("files"));
-  const Json* unsupported = summary.find("unsupported");
-  if (unsupported != nullptr) text += fmt::format("Not supported: {}\n", unsupported->as_string());
-  const Json::Array& problems = summary.at("problems").as_array();
-  if (const Json* checked = summary.find("checked")) {
-    text += fmt::format(
-        "Checked: every value of {} tensors{}.\n", checked->at("tensors").as_integer(),
-        checked->at("manifest").as_bool() ? fmt::format(", and the hashes of {}", kManifestName)
-                                          : "; there is no manifest");
-  }
-  if (problems.empty() && unsupported == nullptr) text += "No problems found.\n";
-  if (!problems.empty()) text += "Problems:\n";
-  for (const Json& problem : problems) text += fmt::format("  {}\n", problem.as_string());
-  return text;
 }
 
 }  // namespace assay

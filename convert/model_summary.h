@@ -16,16 +16,13 @@ struct SummaryOptions {
 
 /// What lies at `path` (a Hugging Face, W4A16 or GPTQ folder, a GGUF or safetensors file) as one
 /// JSON object: kind, family, shapes, rope, tokenizer, weights by kind of tensor with types and
-/// bits, the engines that load it, metadata, files, `problems`. A model of a family that is not
-/// implemented is still listed, with the reason under `unsupported`; so is one whose parts do not
-/// fit together, with what is wrong among the problems and `readable` false. Throws FormatError and
-/// FileError for files whose tensors cannot be listed.
+/// bits, the engines that load it, metadata, files, `notes` (nothing that is wrong), `problems`. A
+/// model of a family that is not implemented is still listed, with the reason under `unsupported`;
+/// so is one whose parts do not fit together, with what is wrong among the problems and `readable`
+/// false. Throws FormatError and FileError for files whose tensors cannot be listed.
 Json summarize_model(const std::string& path, const SummaryOptions& options);
 
 /// The same for people: a page of text.
 std::string summary_text(const Json& summary);
-
-/// "blk.3.attn_q.weight" → "blk.*.attn_q.weight": one name for a tensor of all layers.
-std::string name_without_layer(const std::string& name);
 
 }  // namespace assay

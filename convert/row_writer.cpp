@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "convert/core/error.h"
 #include "convert/core/json.h"
@@ -20,19 +19,25 @@ int64_t rows_per_chunk(uint64_t row_bytes) {
   return std::max<int64_t>(1, static_cast<int64_t>((uint64_t{4} << 20) / row_bytes));
 }
 
+WeightView one_row(const WeightFormat& format, int64_t columns, std::span<const std::byte> bytes) {
+  return {.format = &format,
+          .rows = 1,
+          .columns = columns,
+          .group_size = format.fixed_group(),
+          .data = bytes};
+}
+
 }  // namespace
 
-bool same_value(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
-
-std::span<const std::byte> RowWriter::adjacent_rows(int64_t first, int64_t n) const {
-  if (tensor_.method != ExportMethod::kCopy) return {};
-  const std::span<const std::byte> begin = source_.bytes(first);
-  for (int64_t i = 1; i < n; ++i) {
-    const auto at = static_cast<size_t>(i) * begin.size();
-    if (source_.bytes(first + i).data() != begin.data() + at) return {};
+void check_row(const ExportTensor& tensor, int64_t columns, int64_t row,
+               std::span<const std::byte> bytes) {
+  if (const auto fault = tensor.format->find_fault(one_row(*tensor.format, columns, bytes), 0)) {
+    throw NumericError(fmt::format("{}, row {}, as {}: {}", in_quotes(tensor.source_name), row,
+                                   tensor.format->name(), *fault));
   }
-  return {begin.data(), static_cast<size_t>(n) * begin.size()};
 }
+
+bool same_value(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 void RowWriter::run(const std::function<void(std::span<const std::byte>)>& sink) {
   const uint64_t row_bytes = tensor_.format->row_bytes(source_.columns);
@@ -40,13 +45,6 @@ void RowWriter::run(const std::function<void(std::span<const std::byte>)>& sink)
   std::vector<std::byte> chunk(static_cast<size_t>(chunk_rows) * row_bytes);
   for (int64_t first = 0; first < source_.rows; first += chunk_rows) {
     const int64_t n = std::min(chunk_rows, source_.rows - first);
-    if (const auto rows = adjacent_rows(first, n); !rows.empty()) {
-      parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i) check_row(first + i, source_.bytes(first + i));
-      });
-      sink(rows);
-      continue;
-    }
     parallel_for(n, kRowsPerTask, [&](int64_t begin, int64_t end) {
       Buffers buffers;
       for (int64_t i = begin; i < end; ++i) {
@@ -60,9 +58,6 @@ void RowWriter::run(const std::function<void(std::span<const std::byte>)>& sink)
 
 void RowWriter::write_row(int64_t row, std::span<std::byte> out, Buffers& buffers) {
   switch (tensor_.method) {
-    case ExportMethod::kCopy:
-      std::memcpy(out.data(), source_.bytes(row).data(), out.size());
-      break;
     case ExportMethod::kMoveCodes:
     case ExportMethod::kRoundScales:
       source_.integers(row, buffers.integers);
@@ -73,7 +68,7 @@ void RowWriter::write_row(int64_t row, std::span<std::byte> out, Buffers& buffer
       source_.values(row, buffers.values);
       encode(row, buffers.values, out);
   }
-  check_row(row, out);
+  if (!allow_infinite_) check_row(tensor_, source_.columns, row, out);
   if (tensor_.method == ExportMethod::kRoundScales || tensor_.method == ExportMethod::kRequantize) {
     count_changes(row, out, buffers);
   }
@@ -90,28 +85,12 @@ void RowWriter::encode(int64_t row, std::span<const float> values, std::span<std
   }
 }
 
-WeightView RowWriter::view_of(std::span<const std::byte> row) const {
-  return {.format = tensor_.format,
-          .rows = 1,
-          .columns = source_.columns,
-          .group_size = tensor_.format->fixed_group(),
-          .data = row};
-}
-
-void RowWriter::check_row(int64_t row, std::span<const std::byte> out) const {
-  if (allow_infinite_) return;
-  if (const auto fault = tensor_.format->find_fault(view_of(out), 0)) {
-    throw NumericError(fmt::format("{}, row {}, as {}: {}", in_quotes(tensor_.source_name), row,
-                                   tensor_.format->name(), *fault));
-  }
-}
-
 void RowWriter::count_changes(int64_t row, std::span<const std::byte> out, Buffers& buffers) {
   const auto columns = static_cast<size_t>(source_.columns);
   buffers.values.resize(columns);
   buffers.written.resize(columns);
   source_.values(row, buffers.values);
-  tensor_.format->decode_row(view_of(out), 0, buffers.written);
+  tensor_.format->decode_row(one_row(*tensor_.format, source_.columns, out), 0, buffers.written);
   int64_t changed = 0;
   for (size_t i = 0; i < columns; ++i) {
     changed += same_value(buffers.values[i], buffers.written[i]) ? 0 : 1;

@@ -18,15 +18,19 @@ struct RowSource {
   int64_t rows = 0;
   int64_t columns = 0;
   int64_t group_size = 0;  // of `integers`
-  std::function<std::span<const std::byte>(int64_t row)> bytes;
   std::function<void(int64_t row, std::span<float> out)> values;
   std::function<void(int64_t row, IntegerRow& out)> integers;
   /// Importance of the columns of a row, or nothing.
   std::function<std::span<const float>(int64_t row)> importance;
 };
 
-/// Writes the rows of one tensor, many at a time on all threads; the bytes do not depend on how
-/// many there are.
+/// Throws NumericError, naming tensor and column, for a row of `tensor` as it will be written that
+/// holds NaN or infinity.
+void check_row(const ExportTensor& tensor, int64_t columns, int64_t row,
+               std::span<const std::byte> bytes);
+
+/// Makes the rows of one tensor that is not copied, many at a time on all threads; the bytes do not
+/// depend on how many there are.
 class RowWriter {
  public:
   RowWriter(const ExportTensor& tensor, RowSource source, bool allow_infinite)
@@ -43,13 +47,8 @@ class RowWriter {
     std::vector<float> written;
     IntegerRow integers;
   };
-  /// Rows that are copied and lie one after another in the source as they do in the file, without
-  /// a copy between; else empty.
-  std::span<const std::byte> adjacent_rows(int64_t first, int64_t n) const;
   void write_row(int64_t row, std::span<std::byte> out, Buffers& buffers);
   void encode(int64_t row, std::span<const float> values, std::span<std::byte> out) const;
-  WeightView view_of(std::span<const std::byte> row) const;
-  void check_row(int64_t row, std::span<const std::byte> out) const;
   void count_changes(int64_t row, std::span<const std::byte> out, Buffers& buffers);
 
   const ExportTensor& tensor_;

@@ -5,6 +5,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/json.h"
+#include "convert/core/words.h"
 
 namespace assay {
 namespace {
@@ -83,8 +84,8 @@ class HeaderReader {
   }
 
   HeaderEntry read_entry(const std::string& name, const Json& value) const {
-    if (name.empty() || name.find('\0') != std::string::npos) {
-      fail("a tensor has an empty name or one with a zero byte");
+    if (name.empty() || has_control_characters(name)) {
+      fail("a tensor has an empty name or one with control characters: " + in_quotes(name));
     }
     const Json* dtype = value.find("dtype");
     const Json* shape = value.find("shape");

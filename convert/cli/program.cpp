@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 
 #include "convert/cli/build_info.h"
@@ -103,6 +104,10 @@ class Run {
     } catch (const std::bad_alloc&) {
       return report("out of memory; fewer threads, shorter contexts or smaller batches need less",
                     ExitCode::kResources);
+    } catch (const std::filesystem::filesystem_error& error) {
+      // Links in a circle, names that are too long, folders that may not be read.
+      return report(error.path1().string() + ": cannot be examined: " + error.code().message(),
+                    ExitCode::kInput);
     } catch (const std::exception& error) {
       return report(fmt::format("unexpected: {}; this is a fault of assay, please report it with "
                                 "the command and the output of \"assay env\"",

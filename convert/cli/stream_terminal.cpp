@@ -11,6 +11,8 @@
 #include <cstring>
 #include <exception>
 
+#include "convert/core/words.h"
+
 namespace assay::cli {
 namespace {
 
@@ -146,7 +148,7 @@ void StreamTerminal::log(LogLevel level, std::string_view message) {
     if (colored) line += kReset;
     line += " ";
   }
-  line += message;
+  line += printable(message);
   line += "\n";
   erase_bar();
   surroundings_.write_error(line);
@@ -174,7 +176,7 @@ void StreamTerminal::update_step(Step& step, double done, std::string_view label
   step.done = done;
   const bool new_label = step.label != label;
   if (new_label) {
-    step.label = label;
+    step.label = printable(label);
     if (log_descriptor_ >= 0) {
       write_log_record(LogLevel::kInfo, status_text(step, surroundings_.now()));
     }

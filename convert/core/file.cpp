@@ -157,9 +157,13 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-void MappedFile::release_pages() const {
+void release_pages(std::span<const std::byte> mapped) {
+  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(mapped.data());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t end = (begin + mapped.size()) / page * page;
   // Advice alone: if the system does not take it, the pages stay.
-  if (size_ > 0) (void)::madvise(const_cast<std::byte*>(data_), size_, MADV_DONTNEED);
+  if (first < end) (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
 }
 
 MappedFile::~MappedFile() {

@@ -10,6 +10,10 @@
 
 namespace assay {
 
+/// Takes the pages of mapped bytes out of this process's memory; they come back from the file when
+/// they are read again. For those who go through a large file once.
+void release_pages(std::span<const std::byte> mapped);
+
 /// A file mapped read-only. Move-only; views into bytes() live as long as the object.
 class MappedFile {
  public:
@@ -22,9 +26,7 @@ class MappedFile {
   const std::string& path() const { return path_; }
   std::span<const std::byte> bytes() const { return {data_, size_}; }
   uint64_t size() const { return size_; }
-  /// Takes the pages that were read out of this process's memory; they come back from the file when
-  /// they are read again. For those who go through a large file once.
-  void release_pages() const;
+  void release_pages() const { assay::release_pages(bytes()); }
 
  private:
   MappedFile() = default;

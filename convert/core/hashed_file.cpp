@@ -16,18 +16,21 @@ constexpr size_t kWorthThreads = size_t{1} << 16;  // hashing 64 KiB takes about
 }  // namespace
 
 void HashedFile::put(std::span<const std::byte> block) {
+  const std::array<Sha256*, 2> hashes = {hash_ ? &*hash_ : nullptr,
+                                         part_hash_ ? &*part_hash_ : nullptr};
   const auto job = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      if (i == 0) hash_.update(block);
-      if (i == 1) file_.write(block);
-      if (i == 2) part_hash_->update(block);
+      if (i == 2) {
+        file_.write(block);
+      } else if (Sha256* const hash = hashes[static_cast<size_t>(i)]) {
+        hash->update(block);
+      }
     }
   };
-  const int64_t n_jobs = part_hash_ ? 3 : 2;
-  if (block.size() >= kWorthThreads) {
-    parallel_for(n_jobs, 1, job);
+  if (block.size() >= kWorthThreads && (hash_ || part_hash_)) {
+    parallel_for(3, 1, job);
   } else {
-    job(0, n_jobs);
+    job(0, 3);
   }
 }
 
@@ -76,7 +79,7 @@ std::string HashedFile::commit() {
   ASSAY_CHECK(!part_hash_);
   flush();
   file_.commit();
-  return hash_.finish();
+  return hash_ ? hash_->finish() : std::string();
 }
 
 }  // namespace assay

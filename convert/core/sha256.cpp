@@ -37,12 +37,16 @@ std::string Sha256::finish() {
   std::array<unsigned char, 32> digest;
   ASSAY_CHECK(EVP_DigestFinal_ex(state_->context, digest.data(), nullptr) == 1);
   state_.reset();
+  return hex_of(std::as_bytes(std::span(digest)));
+}
+
+std::string hex_of(std::span<const std::byte> bytes) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
-  out.reserve(2 * digest.size());
-  for (const unsigned char byte : digest) {
-    out += kHex[byte >> 4];
-    out += kHex[byte & 15];
+  out.reserve(2 * bytes.size());
+  for (const std::byte byte : bytes) {
+    out += kHex[static_cast<size_t>(byte >> 4)];
+    out += kHex[static_cast<size_t>(byte & std::byte{15})];
   }
   return out;
 }

@@ -26,6 +26,8 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
+/// Two lower-case hexadecimal digits for each byte.
+std::string hex_of(std::span<const std::byte> bytes);
 std::string sha256_hex(std::span<const std::byte> bytes);
 /// Hash of token ids: each id as a little-endian 64-bit integer, in order, nothing between.
 std::string sha256_of_token_ids(std::span<const int32_t> token_ids);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -21,6 +22,32 @@ std::string join_words(const List& list, std::string_view separator = ", ",
     first = false;
   }
   return text;
+}
+
+/// Whether there are control characters of ASCII, line ends and tabs among them.
+inline bool has_control_characters(std::string_view text) {
+  return std::any_of(text.begin(), text.end(), [](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7f;
+  });
+}
+
+/// `text` from a file, to be shown on a terminal: control characters but line ends as "\\x1b", so
+/// that it cannot give the terminal orders.
+inline std::string printable(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out;
+  for (const char c : text) {
+    if (c == '\n' || !has_control_characters({&c, 1})) {
+      out += c;
+      continue;
+    }
+    const auto byte = static_cast<unsigned char>(c);
+    out += "\\x";
+    out += kHex[byte >> 4];
+    out += kHex[byte & 15];
+  }
+  return out;
 }
 
 /// The names of a list's rows.

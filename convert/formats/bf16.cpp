@@ -9,6 +9,7 @@ struct Bf16Traits {
   static constexpr std::string_view kName = "BF16";
   static constexpr uint32_t kGgufFileType = 32;
   static constexpr uint32_t kGgufType = 30;
+  static constexpr uint16_t kInfinity = 0x7f80;
   static float widen(uint16_t bits) { return bf16_to_f32(bits); }
   static uint16_t narrow(float value) { return f32_to_bf16(value); }
 };

@@ -9,6 +9,7 @@ struct F16Traits {
   static constexpr std::string_view kName = "F16";
   static constexpr uint32_t kGgufFileType = 1;
   static constexpr uint32_t kGgufType = 1;
+  static constexpr uint16_t kInfinity = 0x7c00;
 
   /// The same result as f16_to_f32, without branches, so that loops over rows are vectorised: the
   /// exponent is moved by one exact multiplication, which also makes subnormals normal.

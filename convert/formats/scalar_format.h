@@ -1,7 +1,6 @@
 #pragma once
 
 #include <bit>
-#include <cmath>
 #include <cstring>
 #include <string>
 
@@ -12,7 +11,8 @@
 namespace assay {
 
 /// Plain numbers of type `Bits` (their bit patterns), one after another at any alignment. `Traits`
-/// has static float widen(Bits), Bits narrow(float), kName, kGgufType and kGgufFileType.
+/// has static float widen(Bits), Bits narrow(float), kInfinity (its bits: all of the exponent),
+/// kName, kGgufType and kGgufFileType.
 template <class Traits, class Bits>
 class ScalarFormat final : public WeightFormat {
  public:
@@ -54,18 +54,24 @@ class ScalarFormat final : public WeightFormat {
 
   std::optional<std::string> find_fault(const WeightView& view, int64_t row) const override {
     const std::byte* bytes = row_bytes_of(view, row).data();
-    const auto value = [&](int64_t i) {
+    const auto bits_of = [&](int64_t i) {
       Bits bits;
       std::memcpy(&bits, bytes + static_cast<size_t>(i) * sizeof(Bits), sizeof(Bits));
-      return Traits::widen(bits);
+      return bits;
+    };
+    const auto is_fault = [](Bits bits) {
+      return static_cast<Bits>(bits & Traits::kInfinity) == Traits::kInfinity;
     };
     // Without a way out, so that it takes many values at a time.
-    int faults = 0;
-    for (int64_t i = 0; i < view.columns; ++i) faults |= std::isfinite(value(i)) ? 0 : 1;
+    Bits faults = 0;
+    for (int64_t i = 0; i < view.columns; ++i) {
+      faults = static_cast<Bits>(faults | (is_fault(bits_of(i)) ? 1 : 0));
+    }
     if (faults == 0) return std::nullopt;
     int64_t first = 0;
-    while (std::isfinite(value(first))) ++first;
-    return "the value of column " + std::to_string(first) + " is " + std::to_string(value(first));
+    while (!is_fault(bits_of(first))) ++first;
+    const float value = Traits::widen(bits_of(first));
+    return "the value of column " + std::to_string(first) + " is " + std::to_string(value);
   }
 };
 

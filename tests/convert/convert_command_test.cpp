@@ -67,7 +67,13 @@ TEST_F(ModelCommands, ConvertDryRunSaysTheExactSizeAndWritesNothing) {
   const Json wet = json_of({"convert", llama_tiny_, "--type", "Q8_0", "--out", path});
 
   EXPECT_EQ(dry.at("bytes").as_integer(), static_cast<int64_t>(std::filesystem::file_size(path)));
-  EXPECT_EQ(wet.at("sha256").as_string(), sha256_of_file(path));
+  // `inspect --hashes` of the file tells the same.
+  const Json file = json_of({"inspect", path, "--hashes"});
+  EXPECT_EQ(file.at("files").as_array()[0].at("contents_sha256"), wet.at("contents_sha256"));
+  EXPECT_EQ(file.at("files").as_array()[0].at("sha256").as_string(), sha256_of_file(path));
+  for (const Json& tensor : file.at("tensors").as_array()) {
+    EXPECT_EQ(tensor.at("sha256"), wet.at("tensor_sha256").at(tensor.at("name").as_string()));
+  }
   EXPECT_EQ(dry.at("tensors"), wet.at("tensors"));
 }
 
@@ -328,6 +334,48 @@ TEST_F(ModelCommands, InspectListsAModelWhoseTensorsDoNotFitWithTheProblem) {
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.out, AllOf(HasSubstr("Problems:"), HasSubstr("up_proj.weight"),
                                 HasSubstr("model.nrom.weight"), HasSubstr("Weights:")));
+}
+
+TEST_F(ModelCommands, LinksInACircleAndNamesThatAreTooLongAreInputErrors) {
+  const std::string model = make_tiny_model().write(folder_.file("model"));
+  std::filesystem::remove(model + "/config.json");
+  std::filesystem::create_symlink("config.json", model + "/config.json");
+
+  for (const std::string& path : {model, std::string(5000, 'x')}) {
+    for (const char* command : {"inspect", "convert"}) {
+      std::vector<std::string> words = {command, path};
+      if (words.front() == "convert") words.emplace_back("--dry-run");
+      const RunResult result = run(words);
+
+      EXPECT_EQ(result.exit_code, 3) << result.error;
+      EXPECT_THAT(result.error + result.out, testing::Not(HasSubstr("fault of assay")));
+    }
+  }
+}
+
+TEST_F(ModelCommands, TextsOfAFileGiveTheTerminalNoOrders) {
+  const std::string model = make_tiny_model().write(folder_.file("model"));
+  const std::string path = folder_.file("m.gguf");
+  ASSERT_EQ(run({"convert", model, "--name", "a\x1b[31mb", "--out", path}).exit_code, 0);
+
+  const RunResult text = run({"inspect", path});
+  const Json json = json_of({"inspect", path});
+
+  EXPECT_THAT(text.out,
+              AllOf(HasSubstr("general.name = a\\x1b[31mb"), testing::Not(HasSubstr("\x1b"))));
+  EXPECT_EQ(json.at("metadata").at("general.name").as_string(), "a\x1b[31mb");
+}
+
+// What a model has beside the decoder is no fault of it.
+TEST_F(ModelCommands, InspectNotesWhatIsNotRunAndFindsNoProblemInIt) {
+  TinyModel model = make_tiny_model();
+  model.add("vision_tower.x.weight", model.tensors.front().tensor);
+
+  const RunResult result = run({"inspect", model.write(folder_.file("model")), "--check"});
+
+  EXPECT_EQ(result.exit_code, 0) << result.out;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Notes:\n  left out: vision_tower (1 tensors"),
+                                HasSubstr("No problems found.")));
 }
 
 TEST_F(ModelCommands, InspectSaysWhichEnginesLoadAModelAndWhatIsWrongWithItsTemplate) {

@@ -10,10 +10,13 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <thread>
 
 #include "convert/core/error.h"
 #include "convert/core/file_system.h"
+#include "convert/core/isa.h"
 #include "convert/core/sha256.h"
+#include "convert/core/sha256_streams.h"
 #include "tests/support/temporary_directory.h"
 
 namespace assay {
@@ -358,6 +361,63 @@ TEST(Sha256, DoesNotDependOnHowBytesArrive) {
 
   EXPECT_EQ(pieces, sha256_hex(std::as_bytes(std::span(text))));
   EXPECT_EQ(pieces, sha256_of_file(folder.write("a", text)));
+}
+
+/// Streams of many lengths, in pieces of up to `piece` bytes.
+std::vector<ByteStream> streams_of(const std::vector<std::string>& texts, size_t piece) {
+  std::vector<ByteStream> streams;
+  for (const std::string& text : texts) {
+    streams.push_back({text.size(), [&text, piece, at = size_t{0}]() mutable {
+                         const size_t n = std::min(piece, text.size() - at);
+                         at += n;
+                         return std::as_bytes(std::span(text).subspan(at - n, n));
+                       }});
+  }
+  return streams;
+}
+
+TEST(Sha256Streams, GiveTheHashOfEachWithAnyPiecesThreadsAndInstructions) {
+  std::vector<std::string> texts;
+  for (size_t n = 0; n < 200; ++n) texts.emplace_back(n, static_cast<char>('a' + n % 26));
+  texts.emplace_back(300000, 'x');
+  texts.emplace_back(299999, 'y');
+  std::vector<std::string> expected;
+  for (const std::string& text : texts) {
+    expected.push_back(sha256_hex(std::as_bytes(std::span(text))));
+  }
+
+  for (const Isa isa : {Isa::kScalar, best_isa()}) {
+    force_isa(isa);
+    for (const size_t piece : {size_t{1}, size_t{63}, size_t{64}, size_t{65}, size_t{100000}}) {
+      for (const int n_workers : {1, 3}) {
+        Sha256Streams hashes(streams_of(texts, piece));
+        std::vector<std::thread> threads;
+        for (int i = 1; i < n_workers; ++i) threads.emplace_back([&] { hashes.work(); });
+        hashes.work();
+        for (std::thread& thread : threads) thread.join();
+        EXPECT_EQ(hashes.finish(), expected) << isa_name(isa) << " " << piece << " " << n_workers;
+      }
+    }
+  }
+  force_isa(best_isa());
+}
+
+TEST(Sha256Streams, TellTheFailureOfTheLongestStreamThatHasOne) {
+  const std::vector<std::string> texts = {"a", std::string(900, 'b'), std::string(700, 'c')};
+  for (const Isa isa : {Isa::kScalar, best_isa()}) {
+    force_isa(isa);
+    std::vector<ByteStream> streams = streams_of(texts, 100);
+    for (const size_t bad : {0u, 2u}) {
+      streams[bad].next = [bad]() -> std::span<const std::byte> {
+        throw FormatError("stream " + std::to_string(bad));
+      };
+    }
+    Sha256Streams hashes(std::move(streams));
+    hashes.work();
+
+    EXPECT_THAT([&] { hashes.finish(); }, ThrowsMessage<FormatError>("stream 2"));
+  }
+  force_isa(best_isa());
 }
 
 TEST(Sha256, TakesTokenIdsAsLittleEndian64BitIntegers) {

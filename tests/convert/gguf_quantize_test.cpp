@@ -53,10 +53,11 @@ TEST_F(QuantizeGguf, GivesTheSameFileAsTheFolder) {
                            {.mix = {.mix = find_mix(mix)}, .importance = importance});
     GgufQuantize from_file(source(), {.mix = {.mix = find_mix(mix)}, .importance = importance});
 
-    const WrittenFile a = from_folder.write(folder_.file("a.gguf"));
-    const WrittenFile b = from_file.write(folder_.file("b.gguf"));
+    const WrittenGguf a = from_folder.write(folder_.file("a.gguf"));
+    const WrittenGguf b = from_file.write(folder_.file("b.gguf"));
 
-    EXPECT_EQ(a.sha256, b.sha256) << mix;
+    EXPECT_EQ(a.contents_sha256(), b.contents_sha256()) << mix;
+    EXPECT_EQ(read_text_file(folder_.file("a.gguf")), read_text_file(folder_.file("b.gguf")));
     EXPECT_EQ(b.bytes, from_file.file_bytes());
   }
 }
@@ -66,7 +67,8 @@ TEST_F(QuantizeGguf, GivesTheSameBytesWithAnyNumberOfThreads) {
   for (const int n : {1, 2, 5}) {
     set_n_threads(n);
     GgufQuantize plan(source(), {.mix = {.mix = find_mix("Q4_K_S")}, .importance = importance_});
-    hashes.push_back(plan.write(folder_.file("a.gguf")).sha256);
+    plan.write(folder_.file("a.gguf"));
+    hashes.push_back(sha256_of_file(folder_.file("a.gguf")));
   }
   set_n_threads(0);
 
@@ -77,12 +79,12 @@ TEST_F(QuantizeGguf, GivesTheSameBytesWithAnyNumberOfThreads) {
 TEST_F(QuantizeGguf, CutsTheFileIntoPartsAndKeepsThem) {
   GgufQuantize split(source(),
                      {.mix = {.mix = find_mix("Q8_0")}, .split_max_bytes = uint64_t{1} << 20});
-  const std::vector<WrittenFile> parts = split.write_parts(folder_.file("m.gguf"));
+  const std::vector<WrittenGguf> parts = split.write_parts(folder_.file("m.gguf"));
   ASSERT_GE(parts.size(), 3u);
   EXPECT_EQ(split.paths(folder_.file("m.gguf")).front(),
             folder_.file("m-00001-of-0000" + std::to_string(parts.size()) + ".gguf"));
   uint64_t bytes = 0;
-  for (const WrittenFile& part : parts) bytes += part.bytes;
+  for (const WrittenGguf& part : parts) bytes += part.bytes;
   EXPECT_EQ(bytes, split.file_bytes());
 
   const auto opened =
@@ -98,7 +100,7 @@ TEST_F(QuantizeGguf, CutsTheFileIntoPartsAndKeepsThem) {
 
   GgufQuantize kept(
       opened, {.mix = {.mix = find_mix("F16")}, .allow_requantize = true, .keep_split = true});
-  const std::vector<WrittenFile> again = kept.write_parts(folder_.file("k.gguf"));
+  const std::vector<WrittenGguf> again = kept.write_parts(folder_.file("k.gguf"));
   ASSERT_EQ(again.size(), parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
     EXPECT_EQ(again[i].tensor_sha256.size(), parts[i].tensor_sha256.size());
@@ -305,8 +307,16 @@ TEST_F(QuantizeCommand, NamesEveryPart) {
 
   EXPECT_EQ(result.exit_code, 0) << result.error;
   const Json report = parse_json(result.out, "stdout");
+  size_t n = 0;
   for (const Json& part : report.at("parts").as_array()) {
-    EXPECT_EQ(sha256_of_file(part.at("path").as_string()), part.at("sha256").as_string());
+    const GgufFile file = GgufFile::open(report.at("parts").as_array()[0].at("path").as_string());
+    EXPECT_EQ(file.parts()[n].path, part.at("path").as_string());
+    EXPECT_EQ(sha256_hex(file.parts()[n].header), part.at("header_sha256").as_string());
+    for (const auto& [name, hash] : part.at("tensor_sha256").as_object()) {
+      EXPECT_EQ(sha256_hex(file.find(name)->bytes), hash.as_string()) << name;
+      EXPECT_EQ(file.find(name)->part, static_cast<int64_t>(n));
+    }
+    ++n;
   }
   EXPECT_GE(report.at("parts").as_array().size(), 2u);
 }

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "convert/core/error.h"
+#include "convert/core/parallel.h"
 #include "convert/core/sha256.h"
 #include "convert/formats/format.h"
 #include "convert/gguf_types.h"
@@ -101,15 +103,117 @@ TEST(GgufWriter, GivesTheBytesOfTheReferenceWriter) {
   const TemporaryDirectory folder;
   const Golden golden;
 
-  const WrittenFile written =
+  const WrittenGguf written =
       write_gguf(folder.file("m.gguf"), golden.metadata,
                  {source("t.weight", golden.t), source("n.weight", golden.n)});
 
   EXPECT_EQ(written.bytes, 608u);
-  EXPECT_EQ(written.sha256, golden.sha256);
-  EXPECT_EQ(written.sha256, sha256_of_file(folder.file("m.gguf")));
+  EXPECT_EQ(sha256_of_file(folder.file("m.gguf")), golden.sha256);
   EXPECT_EQ(written.tensor_sha256[1],
             std::pair(std::string("n.weight"), sha256_hex(golden.n.bytes)));
+  const std::string bytes = read_text_file(folder.file("m.gguf"));
+  const auto hash_of = [](std::string_view text) {
+    return sha256_hex(std::as_bytes(std::span(text)));
+  };
+  const std::string header = hash_of(bytes.substr(0, 544));  // the two tensors take 32 bytes each
+  EXPECT_EQ(written.header_sha256, header);
+  EXPECT_EQ(written.contents_sha256(),
+            hash_of(header + "  (header)\n" + sha256_hex(golden.t.bytes) + "  t.weight\n" +
+                    sha256_hex(golden.n.bytes) + "  n.weight\n"));
+}
+
+/// `tensor` as rows that lie in memory, `order` of them.
+GgufTensorSource stored(const std::string& name, const Tensor& tensor, std::vector<int64_t> order) {
+  GgufTensorSource out{name, tensor.shape, &scalar_format(tensor.dtype), {}, {}};
+  const size_t row_bytes = tensor.bytes.size() / static_cast<size_t>(tensor.shape.front());
+  out.stored = {.n = tensor.shape.front(), .row = [&tensor, order, row_bytes](int64_t row) {
+                  const auto source = static_cast<size_t>(order[static_cast<size_t>(row)]);
+                  return std::span(tensor.bytes).subspan(source * row_bytes, row_bytes);
+                }};
+  return out;
+}
+
+// Rows in memory are written by one thread and hashed by others; rows in order, rows of another
+// order, small tensors made in advance and large ones made as they are written all lie beside each
+// other.
+TEST(GgufWriter, WritesStoredRowsAsItDoesMadeOnesWithTheSameHashesForEveryNumberOfThreads) {
+  const TemporaryDirectory folder;
+  const Tensor big = random_tensor(DType::kF32, {700, 500}, 1);
+  const Tensor small = random_tensor(DType::kF32, {7}, 2);
+  std::vector<int64_t> in_order(700), reversed(700);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  std::copy(in_order.rbegin(), in_order.rend(), reversed.begin());
+  Tensor turned = big;
+  for (size_t row = 0; row < 700; ++row) {
+    std::copy_n(big.bytes.begin() + static_cast<std::ptrdiff_t>((699 - row) * 2000), 2000,
+                turned.bytes.begin() + static_cast<std::ptrdiff_t>(row * 2000));
+  }
+  GgufMetadata metadata;
+  metadata.set("general.architecture", "llama");
+  const WrittenGguf expected =
+      write_gguf(folder.file("made.gguf"), metadata,
+                 {source("a", big), source("b", small), source("c", turned), source("d", big)});
+
+  for (const int n : {1, 2, 5}) {
+    set_n_threads(n);
+    std::vector<std::pair<size_t, uint64_t>> told;
+    const WrittenGguf written =
+        write_gguf(folder.file("stored.gguf"), metadata,
+                   {stored("a", big, in_order), source("b", small), stored("c", big, reversed),
+                    source("d", big)},
+                   [&](size_t index, uint64_t done) { told.emplace_back(index, done); });
+
+    EXPECT_EQ(read_text_file(folder.file("stored.gguf")), read_text_file(folder.file("made.gguf")));
+    EXPECT_EQ(written.tensor_sha256, expected.tensor_sha256);
+    EXPECT_EQ(written.header_sha256, expected.header_sha256);
+    EXPECT_EQ(told, (std::vector<std::pair<size_t, uint64_t>>{{0, 0}, {1, 0}, {2, 0}, {3, 0}}));
+  }
+  set_n_threads(0);
+  EXPECT_EQ(expected.tensor_sha256[2].second, sha256_hex(turned.bytes));
+}
+
+TEST(GgufWriter, CanBeStoppedInsideOfATensor) {
+  const TemporaryDirectory folder;
+  const Tensor big = random_tensor(DType::kF32, {1500, 1000}, 1);
+  std::vector<int64_t> order(1500);
+  std::iota(order.begin(), order.end(), 0);
+
+  for (const int n : {1, 3}) {
+    set_n_threads(n);
+    EXPECT_THAT(
+        [&] {
+          write_gguf(folder.file("m.gguf"), {}, {stored("big", big, order)},
+                     [](size_t, uint64_t done) {
+                       if (done > 0) throw StoppedError("stop");
+                     });
+        },
+        ThrowsMessage<StoppedError>("stop"));
+  }
+  set_n_threads(0);
+  EXPECT_FALSE(file_exists(folder.file("m.gguf")));
+}
+
+TEST(GgufWriter, LeavesNoFileWhereARowMustNotBeWritten) {
+  const TemporaryDirectory folder;
+  const Tensor tensor = random_tensor(DType::kF32, {40, 8}, 1);
+  std::vector<int64_t> order(40);
+  std::iota(order.begin(), order.end(), 0);
+  GgufTensorSource bad = stored("bad", tensor, order);
+  bad.stored->check = [](int64_t row) {
+    if (row >= 30) throw NumericError("row " + std::to_string(row));
+  };
+
+  for (const int n : {1, 3}) {
+    set_n_threads(n);
+    EXPECT_THAT(
+        [&] {
+          write_gguf(folder.file("m.gguf"), {}, {stored("good", tensor, order), bad});
+        },
+        ThrowsMessage<NumericError>("row 30"));
+  }
+  set_n_threads(0);
+  EXPECT_FALSE(file_exists(folder.file("m.gguf")));
+  EXPECT_FALSE(file_exists(folder.file("m.gguf.partial")));
 }
 
 TEST(GgufReader, ReadsWhatTheWriterWrote) {
@@ -274,6 +378,7 @@ TEST(GgufReader, ChecksTheListsOfTheTokenizer) {
 
 TEST(GgufReader, RejectsTensorsThatBreakTheFormat) {
   expect_refused(header(1, 0) + info("", {4}, kF32, 0) + zeros(64), "empty name");
+  expect_refused(header(1, 0) + info("a\x1b[31m", {4}, kF32, 0) + zeros(64), "control characters");
   expect_refused(header(1, 0) + info(std::string(64, 'n'), {4}, kF32, 0), "the limit is 63");
   expect_refused(header(1, 0) + info("t", {100}, kQ5K, 0),
                  "\"t\": rows of 100 elements, Q5_K needs a multiple of 256");

@@ -66,7 +66,7 @@ TEST_P(ListedQuantization, GivesTypesKeysAndBytesOfEverySetting) {
       EXPECT_THROW(plan.write(folder_.file("q.gguf")), UsageError);
       continue;
     }
-    const WrittenFile written = plan.write(folder_.file("q.gguf"));
+    const WrittenGguf written = plan.write(folder_.file("q.gguf"));
 
     const Json::Array& order = listing.at("tensor_order_after_quantize").as_array();
     ASSERT_EQ(plan.tensors().size(), order.size());

@@ -85,7 +85,7 @@ TEST_P(ExactRepack, KeepsEveryValueBitForBit) {
   const auto source = write_quantized(folder, GetParam().quantization, GetParam().gptq);
 
   GgufExport plan(source, {});
-  const WrittenFile written = plan.write(folder.file("model.gguf"));
+  const WrittenGguf written = plan.write(folder.file("model.gguf"));
 
   EXPECT_EQ(linear_type(plan), GetParam().smallest);
   EXPECT_EQ(written.bytes, plan.file_bytes());

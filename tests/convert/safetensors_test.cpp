@@ -195,7 +195,9 @@ TEST(SafetensorsReader, RejectsHeadersThatBreakTheFormat) {
   expect_refused(t(R"({"dtype":"U8","shape":[[[1]]],"data_offsets":[0,0]})"), "nested deeper");
   expect_refused(with_header("{" + entry("", "U8", "[0]", "[0,0]") + "}", ""), "empty name");
   expect_refused(with_header("{" + entry("a\\u0000b", "U8", "[0]", "[0,0]") + "}", ""),
-                 "zero byte");
+                 "control characters: \"a\\u0000b\"");
+  expect_refused(with_header("{" + entry("a\\u001b[31m", "U8", "[0]", "[0,0]") + "}", ""),
+                 "control characters: \"a\\u001b[31m\"");
   expect_refused(with_header("{" + entry("t", "F4", "[3]", "[0,1]") + "}", "x"), "some bits");
 }
 
