@@ -41,6 +41,7 @@ std::string name_without_layer(const std::string& name) {
   }
   return out;
 }
+
 Json shape_json(const Shape& shape) {
   Json json = Json::array();
   for (const int64_t dim : shape) json.push(dim);
