@@ -1,11 +1,10 @@
 #include "convert/formats/iq2_s.h"
 
 #include "convert/core/dtype.h"
-#include "convert/formats/block_format.h"
 #include "convert/formats/codebook.h"
 #include "convert/formats/format_list.h"
 #include "convert/formats/iq_super_block.h"
-#include "convert/formats/signed_groups.h"
+#include "convert/formats/signed_group_format.h"
 
 namespace assay {
 namespace {
@@ -25,41 +24,14 @@ const IqRecipe& recipe() {
   return recipe;
 }
 
-class IQ2_SFormat final : public BlockFormat<IQ2_SFormat, BlockIQ2_S, 256> {
+class IQ2_SFormat final : public SignedGroupFormat<IQ2_SFormat, BlockIQ2_S> {
  public:
+  static constexpr int kGroup = 8, kSubBlock = 16, kCodeBits = 7, kCodeZero = 43, kParts = 8;
+
   std::string_view name() const override { return "IQ2_S"; }
   std::optional<uint32_t> gguf_type() const override { return 22; }
   std::optional<uint32_t> gguf_file_type() const override { return 28; }
   bool mix_needs_importance() const override { return true; }
-  std::string_view fallback_name() const override { return "IQ4_NL"; }
-  Fold fold() const override { return Fold::kSuperBlock; }
-  int code_bits() const override { return 7; }
-  int64_t sub_block() const override { return 16; }
-  int code_zero() const override { return 43; }
-
-  static void decode(const BlockIQ2_S& block, float* out) {
-    const float d = f16_to_f32(block.d) * 0.125f;
-    for_each_group(block, [&](int n, const int8_t* magnitudes, uint32_t signs, int scale) {
-      put_signed_floats<8>(magnitudes, signs, d * static_cast<float>(scale), out + 8 * n);
-    });
-  }
-
-  static void integers(const BlockIQ2_S& block, int64_t index, IntegerRow& out) {
-    const auto b = static_cast<size_t>(index);
-    out.scales[b] = f16_to_f32(block.d) * 0.125f;
-    out.mins[b] = 0.0f;
-    uint8_t* codes = out.codes.data() + 256 * b;
-    for_each_group(block, [&](int n, const int8_t* magnitudes, uint32_t signs, int scale) {
-      put_signed_codes<8>(magnitudes, signs, 43, codes + 8 * n);
-      const size_t sub = 16 * b + static_cast<size_t>(8 * n / 16);
-      out.sub_scales[sub] = static_cast<int16_t>(scale);
-      out.sub_mins[sub] = 0;
-    });
-  }
-
-  static const char* fault(const BlockIQ2_S& block) {
-    return f16_is_not_finite(block.d) ? "scale d is not finite" : nullptr;
-  }
 
   static void encode(const EncoderInput& input, BlockIQ2_S& out) {
     IqSuperBlock found;
@@ -75,7 +47,6 @@ class IQ2_SFormat final : public BlockFormat<IQ2_SFormat, BlockIQ2_S, 256> {
     put_scale_nibbles(found, 16, out.scales);
   }
 
- private:
   /// body(group of 8 columns, its magnitudes, their signs, 2s + 1).
   template <class Body>
   static void for_each_group(const BlockIQ2_S& block, const Body& body) {

@@ -3,11 +3,10 @@
 #include <cstring>
 
 #include "convert/core/dtype.h"
-#include "convert/formats/block_format.h"
 #include "convert/formats/codebook.h"
 #include "convert/formats/format_list.h"
 #include "convert/formats/iq_super_block.h"
-#include "convert/formats/signed_groups.h"
+#include "convert/formats/signed_group_format.h"
 
 namespace assay {
 namespace {
@@ -27,40 +26,13 @@ const IqRecipe& recipe() {
   return recipe;
 }
 
-class IQ3_SFormat final : public BlockFormat<IQ3_SFormat, BlockIQ3_S, 256> {
+class IQ3_SFormat final : public SignedGroupFormat<IQ3_SFormat, BlockIQ3_S> {
  public:
+  static constexpr int kGroup = 4, kSubBlock = 32, kCodeBits = 5, kCodeZero = 15, kParts = 1;
+
   std::string_view name() const override { return "IQ3_S"; }
   std::optional<uint32_t> gguf_type() const override { return 21; }
   std::optional<uint32_t> gguf_file_type() const override { return 26; }
-  std::string_view fallback_name() const override { return "IQ4_NL"; }
-  Fold fold() const override { return Fold::kSuperBlock; }
-  int code_bits() const override { return 5; }
-  int64_t sub_block() const override { return 32; }
-  int code_zero() const override { return 15; }
-
-  static void decode(const BlockIQ3_S& block, float* out) {
-    const float d = f16_to_f32(block.d);
-    for_each_group(block, [&](int n, const int8_t* magnitudes, uint32_t signs, int scale) {
-      put_signed_floats<4>(magnitudes, signs, d * static_cast<float>(scale), out + 4 * n);
-    });
-  }
-
-  static void integers(const BlockIQ3_S& block, int64_t index, IntegerRow& out) {
-    const auto b = static_cast<size_t>(index);
-    out.scales[b] = f16_to_f32(block.d);
-    out.mins[b] = 0.0f;
-    uint8_t* codes = out.codes.data() + 256 * b;
-    for_each_group(block, [&](int n, const int8_t* magnitudes, uint32_t signs, int scale) {
-      put_signed_codes<4>(magnitudes, signs, 15, codes + 4 * n);
-      const size_t sub = 8 * b + static_cast<size_t>(4 * n / 32);
-      out.sub_scales[sub] = static_cast<int16_t>(scale);
-      out.sub_mins[sub] = 0;
-    });
-  }
-
-  static const char* fault(const BlockIQ3_S& block) {
-    return f16_is_not_finite(block.d) ? "scale d is not finite" : nullptr;
-  }
 
   static void encode(const EncoderInput& input, BlockIQ3_S& out) {
     IqSuperBlock found;
@@ -76,7 +48,6 @@ class IQ3_SFormat final : public BlockFormat<IQ3_SFormat, BlockIQ3_S, 256> {
     put_scale_nibbles(found, 8, out.scales);
   }
 
- private:
   /// body(group of 4 columns, its magnitudes, their signs, 2s + 1).
   template <class Body>
   static void for_each_group(const BlockIQ3_S& block, const Body& body) {
