@@ -158,12 +158,12 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 void release_pages(std::span<const std::byte> mapped) {
-  static const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(mapped.data());
-  const uintptr_t first = (begin + page - 1) / page * page;
-  const uintptr_t end = (begin + mapped.size()) / page * page;
+  static const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t before = (page - reinterpret_cast<uintptr_t>(mapped.data()) % page) % page;
+  if (mapped.size() < before + page) return;
+  auto* first = const_cast<std::byte*>(mapped.data()) + before;
   // Advice alone: if the system does not take it, the pages stay.
-  if (first < end) (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+  (void)::madvise(first, (mapped.size() - before) / page * page, MADV_DONTNEED);
 }
 
 MappedFile::~MappedFile() {
