@@ -95,7 +95,6 @@ class SensitivityPass {
         checkpoint_(std::move(checkpoint)),
         wanted_(wanted),
         windows_(spread(windows, options.n_windows)),
-        memory_(memory),
         walk_(program, weights_, windows_, WalkOptions{options.kv_type, 1}, memory),
         backward_(program, weights_) {
     weights_.checkpoint = checkpoint_;
@@ -273,7 +272,6 @@ class SensitivityPass {
   std::shared_ptr<const Checkpoint> checkpoint_;
   const WantedMatrix& wanted_;
   TokenWindows windows_;
-  ActivationMemory& memory_;
   CpuWeights weights_;
   StreamWalk walk_;
   Backward backward_;
