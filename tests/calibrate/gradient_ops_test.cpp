@@ -55,8 +55,12 @@ void expect_gradient(const Function& f, const Values& x, const Values& dy, const
 }
 
 TEST(GradientKernels, MultiplyEqualsPlainChainsWithEveryInstructionSet) {
-  for (const auto& [rows, inner_size, columns] :
-       {std::tuple{1, 1, 1}, {5, 3, 17}, {7, 300, 33}, {13, 20, 66}, {6, 2, 32}, {2, 0, 20}}) {
+  struct Sizes {
+    int rows, inner_size, columns;
+  };
+  for (const Sizes& sizes :
+       {Sizes{1, 1, 1}, {5, 3, 17}, {7, 300, 33}, {13, 20, 66}, {6, 2, 32}, {2, 0, 20}}) {
+    const int rows = sizes.rows, inner_size = sizes.inner_size, columns = sizes.columns;
     const auto n_a = static_cast<size_t>(rows) * static_cast<size_t>(inner_size);
     const Values a = random_floats(n_a, 1);  // stored by columns
     const Values b = random_floats(static_cast<size_t>(inner_size * columns), 2);
