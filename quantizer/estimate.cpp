@@ -360,12 +360,8 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
   out.seconds += sensitivity_seconds(plan, n_windows, window_length);
   SensitivityCost sensitivity;
   if (plan.quantize.sensitivity_windows > 0) {
-    sensitivity = sensitivity_cost(
-        plan.program,
-        [&](const MatrixSlot& slot) {
-          return plan.wants(static_cast<int>(&slot - plan.program.matrices.data()));
-        },
-        n_windows, window_length, {plan.quantize.sensitivity_windows, options.kv_type});
+    sensitivity = sensitivity_cost(plan.program, plan.wanted(), n_windows, window_length,
+                                   {plan.quantize.sensitivity_windows, options.kv_type});
     most.activations += sensitivity.found_bytes;  // the rest is gone before the first layer
   }
   const uint64_t in_memory = std::min(most.activations, options.activation_memory);

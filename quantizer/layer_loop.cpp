@@ -100,9 +100,7 @@ LayerLoop::LayerLoop(const RunPlan& plan, const RunOptions& options, const RunEv
 void LayerLoop::run() {
   const int first = state_.n_layers_done();
   for (int layer = 0; layer < first; ++layer) meter_.skip(cost_of(layer).total());
-  if (walk_ && first < n_layers()) {
-    start_walk(first);
-  }
+  if (walk_ && first < n_layers()) start_walk(first);
   for (int layer = first; layer < n_layers(); ++layer) {
     LayerReport report;
     report.layer = layer;
@@ -136,13 +134,9 @@ void LayerLoop::measure_sensitivities(LayerReport& report) {
   const Stopwatch watch;
   meter_.begin(sensitivity_seconds(plan_, windows_->n_windows, windows_->window_length),
                "sensitivities");
-  sensitivities_ = assay::measure_sensitivities(
-      plan_.program, plan_.checkpoint,
-      [&](const MatrixSlot& slot) {
-        return plan_.wants(static_cast<int>(&slot - plan_.program.matrices.data()));
-      },
-      *windows_, {n_windows, options_.kv_type}, memory_,
-      [&](double share) { meter_.share(share); });
+  sensitivities_ = assay::measure_sensitivities(plan_.program, plan_.checkpoint, plan_.wanted(),
+                                                *windows_, {n_windows, options_.kv_type}, memory_,
+                                                [&](double share) { meter_.share(share); });
   meter_.end();
   report.seconds.sensitivity = watch.seconds();
 }

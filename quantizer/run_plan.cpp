@@ -260,11 +260,13 @@ LinearShape RunPlan::shape(int matrix) const {
   return {slot.module, slot.out_features, slot.in_features};
 }
 
-LayerPlan RunPlan::layer(int index) const {
-  return plan_layer(program, index, [this](const MatrixSlot& slot) {
+WantedMatrix RunPlan::wanted() const {
+  return [this](const MatrixSlot& slot) {
     return wants(static_cast<int>(&slot - program.matrices.data()));
-  });
+  };
 }
+
+LayerPlan RunPlan::layer(int index) const { return plan_layer(program, index, wanted()); }
 
 double RunPlan::bits_per_weight(int matrix) const {
   const LinearShape linear = shape(matrix);

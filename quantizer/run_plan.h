@@ -36,6 +36,8 @@ struct RunPlan {
   /// Whether any options for one of these matrices aim at the sum that its output goes into.
   bool wants_residual(const std::vector<int>& matrices) const;
   bool wants(int matrix) const { return selected[static_cast<size_t>(matrix)] != 0; }
+  /// The same asked of a matrix of `program`. Must not outlive the plan.
+  WantedMatrix wanted() const;
   bool is_off_lattice(int matrix) const;
   LinearShape shape(int matrix) const;
   LayerPlan layer(int index) const;
