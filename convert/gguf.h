@@ -124,14 +124,10 @@ struct WrittenGguf {
   uint64_t bytes = 0;
   std::string header_sha256;  // of all bytes in front of the first tensor's
   std::vector<std::pair<std::string, std::string>> tensor_sha256;  // name, hash; in file order
+  /// One hash for the file: SHA-256 of the lines "<SHA-256>  <name>\n" (as sha256sum writes them)
+  /// of the header, whose name is "(header)", and of the tensors in file order.
   std::string contents_sha256() const;
 };
-
-/// One hash for a file: SHA-256 of the lines "<SHA-256>  <name>\n" (as sha256sum writes them) of
-/// the header, whose name is "(header)", and of the tensors in file order.
-std::string gguf_contents_sha256(
-    const std::string& header_sha256,
-    const std::vector<std::pair<std::string, std::string>>& tensor_sha256);
 
 /// Name of part `index` (from 0) of `count`: "<stem>-00002-of-00005.gguf", the stem being `path`
 /// without ".gguf".

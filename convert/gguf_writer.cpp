@@ -154,21 +154,15 @@ uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
   return total;
 }
 
-std::string gguf_contents_sha256(
-    const std::string& header_sha256,
-    const std::vector<std::pair<std::string, std::string>>& tensor_sha256) {
+std::string WrittenGguf::contents_sha256() const {
   Sha256 hash;
-  const auto add = [&](const std::string& part, const std::string& name) {
-    const std::string line = part + "  " + name + "\n";
+  const auto add = [&](const std::string& part, const std::string& of) {
+    const std::string line = part + "  " + of + "\n";
     hash.update(std::as_bytes(std::span(line)));
   };
   add(header_sha256, "(header)");
-  for (const auto& [name, part] : tensor_sha256) add(part, name);
+  for (const auto& [tensor, part] : tensor_sha256) add(part, tensor);
   return hash.finish();
-}
-
-std::string WrittenGguf::contents_sha256() const {
-  return gguf_contents_sha256(header_sha256, tensor_sha256);
 }
 
 // ---------------------------------------------------------------------------------------------
