@@ -25,10 +25,12 @@
 namespace assay::cuda {
 namespace {
 
-bool has_gpu() {
+int gpu_count() {
   int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
+
+bool has_gpu() { return gpu_count() > 0; }
 
 /// What an environment variable names, separated by ':'.
 std::vector<std::string> named_in(const char* variable) {
@@ -192,6 +194,30 @@ TEST_P(CudaExecutorTest, DecodedIdsAndLastLogitsEqualTheHostInGraphAndEagerly) {
       expect_same("a kernel per step");
       card.set_eager(true);
       expect_same("without a graph");
+    }
+  }
+}
+
+/// All devices hold the model at once and take turns, so that work meant for one of them while
+/// another is current shows.
+TEST_P(CudaExecutorTest, EveryDeviceGivesTheBitsOfTheFirst) {
+  if (gpu_count() < 2) GTEST_SKIP() << "one CUDA device";
+  const std::vector<int32_t> ids = tokens(140, 11);
+  std::vector<std::unique_ptr<CudaExecutor>> cards;
+  for (int index = 0; index < gpu_count(); ++index)
+    cards.push_back(
+        std::make_unique<CudaExecutor>(index, checkpoint_, ExecutorOptions{.context = 256}));
+  for (const bool step_kernel : {true, false}) {
+    for (const auto& card : cards) card->use_step_kernel(step_kernel);
+    std::vector<std::vector<float>> logits;
+    for (const auto& card : cards) logits.push_back(run(*card, ids, 33));
+    std::vector<std::vector<int32_t>> decoded;
+    for (const auto& card : cards) decoded.push_back(card->decode_greedy(0, 7, 100));
+    for (size_t i = 1; i < cards.size(); ++i) {
+      EXPECT_TRUE(test::bits_equal(logits[i], logits[0])) << "cuda:" << i;
+      EXPECT_EQ(decoded[i], decoded[0]) << "cuda:" << i;
+      EXPECT_TRUE(test::bits_equal(cards[i]->last_logits(), cards[0]->last_logits()))
+          << "cuda:" << i;
     }
   }
 }
