@@ -7,6 +7,7 @@
 
 #include "convert/core/sha256.h"
 #include "convert/core/sha256_streams.h"
+#include "convert/formats/format.h"
 
 namespace assay {
 namespace {
