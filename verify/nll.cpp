@@ -258,9 +258,9 @@ NllComparison NllComparer::finish() {
 std::pair<double, int64_t> NllComparison::worst_window() const {
   std::pair<double, int64_t> worst{0.0, 0};
   for (size_t i = 0; i < window_delta.size(); ++i) {
-    if (std::fabs(window_delta[i]) > worst.first) {
-      worst = {std::fabs(window_delta[i]), static_cast<int64_t>(i)};
-    }
+    const double size = std::fabs(window_delta[i]);
+    if (std::isnan(size)) return {size, static_cast<int64_t>(i)};
+    if (size > worst.first) worst = {size, static_cast<int64_t>(i)};
   }
   return worst;
 }

@@ -97,7 +97,7 @@ struct NllComparison {
   uint64_t n_rows_different = 0;  // rows whose NLL differs in bits
   std::vector<NllBucket> buckets;
 
-  /// Largest |window_delta| and where; 0 for no windows.
+  /// Largest |window_delta| and where; NaN counts as the largest. 0 for no windows.
   std::pair<double, int64_t> worst_window() const;
   Json to_json() const;
 };

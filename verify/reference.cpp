@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <span>
 
 #include "convert/core/error.h"
@@ -140,13 +142,29 @@ std::vector<T> copy_out(const TensorView& view) {
   return values;
 }
 
-template <typename T>
-std::vector<T> copy_row(const TensorView& view, int64_t row) {
-  const auto columns = static_cast<size_t>(view.shape[1]);
-  return copy_out<T>(
-      {view.dtype,
-       {view.shape[1]},
-       view.bytes.subspan(static_cast<size_t>(row) * columns * sizeof(T), columns * sizeof(T))});
+TensorView row_of(const TensorView& view, int64_t row) {
+  const size_t row_bytes = view.bytes.size() / static_cast<size_t>(view.shape[0]);
+  return {view.dtype,
+          {view.shape[1]},
+          view.bytes.subspan(static_cast<size_t>(row) * row_bytes, row_bytes)};
+}
+
+/// Values that figures are made of: with a NaN among them no comparison would find a difference.
+std::vector<float> finite_values(const TensorView& view, const std::string& where) {
+  std::vector<float> values = copy_out<float>(view);
+  const auto bad = std::find_if_not(values.begin(), values.end(),
+                                    [](float value) { return std::isfinite(value); });
+  if (bad != values.end()) {
+    throw FormatError(
+        fmt::format("{}[{}] is {}; expected finite values, so the results of a run "
+                    "that went wrong cannot be compared",
+                    where, bad - values.begin(), *bad));
+  }
+  return values;
+}
+
+std::string place_of(const SafetensorsFile& file, std::string_view name) {
+  return fmt::format("{}: \"{}\"", file.path(), name);
 }
 
 std::shared_ptr<const SafetensorsFile> open_tensors(const std::string& path) {
@@ -233,6 +251,7 @@ ReferenceBundle ReferenceBundle::open(const std::string& folder) {
   bundle.read_logits();
   if (const std::string path = child(folder, "hidden.safetensors"); file_exists(path)) {
     bundle.hidden_ = open_tensors(path);
+    bundle.require_known_states();
   }
   if (file_exists(child(folder, "greedy.json"))) bundle.read_greedy();
   if (file_exists(child(folder, "nll.safetensors"))) bundle.read_nll();
@@ -247,6 +266,18 @@ const ReferencePrompt* ReferenceBundle::find_prompt(std::string_view id) const {
     if (prompt.id == id) return &prompt;
   }
   return nullptr;
+}
+
+void ReferenceBundle::require_positions(const SafetensorsEntry& entry) const {
+  const std::vector<int64_t> positions = copy_out<int64_t>(entry.view);
+  const bool ascending = std::adjacent_find(positions.begin(), positions.end(),
+                                            std::greater_equal<>()) == positions.end();
+  if (positions.empty() || !ascending) {
+    throw FormatError(
+        fmt::format("{}: \"positions\" has {} entries; expected ascending ones, at "
+                    "least one",
+                    logits_->path(), positions.size()));
+  }
 }
 
 void ReferenceBundle::read_logits() {
@@ -271,9 +302,16 @@ void ReferenceBundle::read_logits() {
     const bool all = entry.name.starts_with("all.");
     const int64_t rows = all ? entry.view.shape.front() : 1;
     require(*logits_, entry.name, DType::kF32, all ? Shape{rows, vocab_size_} : Shape{vocab_size_});
-    if (all) require(*logits_, "positions", DType::kI64, {rows});
+    if (all) require_positions(require(*logits_, "positions", DType::kI64, {rows}));
   }
   for (const ReferencePrompt& prompt : prompts()) {
+    if (logits_->find("final." + prompt.id) == nullptr &&
+        logits_->find("all." + prompt.id) == nullptr) {
+      throw FormatError(
+          fmt::format("{0}: prompt \"{1}\" of prompts.json has neither \"final.{1}\" nor "
+                      "\"all.{1}\"; every prompt of a bundle has logits",
+                      logits_->path(), prompt.id));
+    }
     for (size_t i = 0; i < prompt.token_ids.size(); ++i) {
       if (vocab_size_ > 0 && prompt.token_ids[i] >= vocab_size_) {
         throw FormatError(fmt::format(
@@ -288,7 +326,7 @@ void ReferenceBundle::read_logits() {
 std::optional<std::vector<float>> ReferenceBundle::final_logits(std::string_view prompt_id) const {
   const SafetensorsEntry* entry = logits_->find(fmt::format("final.{}", prompt_id));
   if (entry == nullptr) return std::nullopt;
-  return copy_out<float>(entry->view);
+  return finite_values(entry->view, place_of(*logits_, entry->name));
 }
 
 std::optional<ReferenceRows> ReferenceBundle::all_logits(std::string_view prompt_id) const {
@@ -296,7 +334,7 @@ std::optional<ReferenceRows> ReferenceBundle::all_logits(std::string_view prompt
   if (entry == nullptr) return std::nullopt;
   const auto n_tokens = static_cast<int64_t>(find_prompt(prompt_id)->token_ids.size());
   ReferenceRows rows{copy_out<int64_t>(logits_->find("positions")->view),
-                     copy_out<float>(entry->view)};
+                     finite_values(entry->view, place_of(*logits_, entry->name))};
   for (const int64_t position : rows.positions) {
     if (position < 0 || position >= n_tokens) {
       throw FormatError(fmt::format("{}: position {} of \"{}\" is outside its {} tokens",
@@ -319,13 +357,28 @@ std::vector<std::string> ReferenceBundle::hidden_names() const {
   return names;
 }
 
+void ReferenceBundle::require_known_states() const {
+  const std::vector<std::string> known = hidden_names();
+  for (const SafetensorsEntry& entry : hidden_->tensors()) {
+    if (entry.name == "positions" ||
+        std::find(known.begin(), known.end(), entry.name) != known.end()) {
+      continue;
+    }
+    throw FormatError(
+        fmt::format("{}: unexpected tensor \"{}\"; known are embeddings, layer.<i>.output from 0 "
+                    "on without a gap, and final_norm",
+                    hidden_->path(), entry.name));
+  }
+}
+
 std::vector<float> ReferenceBundle::hidden(std::string_view name) const {
   const SafetensorsEntry* entry = hidden_ == nullptr ? nullptr : hidden_->find(name);
   if (entry == nullptr) {
     throw FormatError(
         fmt::format("{}: tensor \"{}\" is missing", child(path_, "hidden.safetensors"), name));
   }
-  return copy_out<float>(require(*hidden_, name, DType::kF32, entry->view.shape).view);
+  require(*hidden_, name, DType::kF32, entry->view.shape);
+  return finite_values(entry->view, place_of(*hidden_, name));
 }
 
 void ReferenceBundle::read_greedy() {
@@ -336,6 +389,10 @@ void ReferenceBundle::read_greedy() {
   for (const Json& item : list.as_array()) {
     greedy_.push_back(read_greedy_run(item, path));
     const ReferenceGreedy& greedy = greedy_.back();
+    if (std::count_if(greedy_.begin(), greedy_.end(),
+                      [&](const auto& other) { return other.id == greedy.id; }) > 1) {
+      throw FormatError(fmt::format("{}: two runs have the id \"{}\"", path, greedy.id));
+    }
     const ReferencePrompt* prompt = find_prompt(greedy.id);
     if (prompt == nullptr) {
       throw FormatError(fmt::format("{}: prompt \"{}\" is not in prompts.json", path, greedy.id));
@@ -357,9 +414,10 @@ void ReferenceBundle::read_greedy() {
 void ReferenceBundle::read_nll() {
   nll_ = open_tensors(child(path_, "nll.safetensors"));
   const SafetensorsEntry* ids = nll_->find("token_ids");
-  if (ids == nullptr || ids->view.shape.size() != 2 || ids->view.shape[1] < 2) {
+  if (ids == nullptr || ids->view.shape.size() != 2 || ids->view.shape[0] < 1 ||
+      ids->view.shape[1] < 2) {
     throw FormatError(
-        fmt::format("{}: expected \"token_ids\" of shape [windows, length ≥ 2]", nll_->path()));
+        fmt::format("{}: expected \"token_ids\" of shape [windows ≥ 1, length ≥ 2]", nll_->path()));
   }
   const int64_t n = ids->view.shape[0], length = ids->view.shape[1];
   require(*nll_, "token_ids", DType::kI32, {n, length});
@@ -371,7 +429,7 @@ void ReferenceBundle::read_nll() {
   windows.window_length = length;
   windows.bos_id = header_.bos_id;
   for (int64_t i = 0; i < n; ++i) {
-    windows.windows.push_back(copy_row<int32_t>(ids->view, i));
+    windows.windows.push_back(copy_out<int32_t>(row_of(ids->view, i)));
     for (const int32_t id : windows.windows.back()) {
       if (id < 0 || (vocab_size_ > 0 && id >= vocab_size_)) {
         throw FormatError(fmt::format("{}: window {} has token id {}, the logits have {} columns",
@@ -400,9 +458,12 @@ void ReferenceBundle::read_nll() {
 WindowScores ReferenceBundle::window_scores(int64_t window) const {
   ASSAY_CHECK(nll_ != nullptr && window >= 0 &&
               window < static_cast<int64_t>(windows_->windows.size()));
-  return {copy_row<float>(nll_->find("nll")->view, window),
-          copy_row<int32_t>(nll_->find("argmax")->view, window),
-          copy_row<float>(nll_->find("margin")->view, window)};
+  const auto values = [&](std::string_view name) {
+    return finite_values(row_of(nll_->find(name)->view, window),
+                         fmt::format("{}, window {}", place_of(*nll_, name), window));
+  };
+  return {values("nll"), copy_out<int32_t>(row_of(nll_->find("argmax")->view, window)),
+          values("margin")};
 }
 
 }  // namespace assay

@@ -51,8 +51,9 @@ PromptFile read_prompts(const std::string& path);
 
 /// Results of one model, written by any program: a folder with prompts.json, logits.safetensors,
 /// hidden.safetensors, greedy.json, nll.json, nll.safetensors, noise.json. Only prompts.json and
-/// logits.safetensors must be there. Every hash, count and shape is checked at open (FormatError
-/// with file, place, found, expected); tensors are read when asked for.
+/// logits.safetensors must be there, with logits of every prompt. Every hash, count and shape is
+/// checked at open (FormatError with file, place, found, expected); tensors are read when asked
+/// for, and must then hold finite values (FormatError).
 class ReferenceBundle {
  public:
   /// Whether `path` is a folder with a prompts.json.
@@ -83,6 +84,8 @@ class ReferenceBundle {
  private:
   ReferenceBundle() = default;
   void read_logits();
+  void require_positions(const SafetensorsEntry& entry) const;
+  void require_known_states() const;
   void read_greedy();
   void read_nll();
 

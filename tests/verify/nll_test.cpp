@@ -35,6 +35,18 @@ PairedWindowScores flat_window(size_t n_rows, float a, float b, double kld) {
   return scores;
 }
 
+TEST(NllComparer, TakesNotANumberForTheLargestWindowDifference) {
+  NllComparer comparer;
+  comparer.add(flat_window(4, 1.0f, 1.5f, 0.0));
+  comparer.add(flat_window(4, 1.0f, std::nanf(""), 0.0));
+  comparer.add(flat_window(4, 1.0f, 3.0f, 0.0));
+
+  const auto [size, window] = comparer.finish().worst_window();
+
+  EXPECT_TRUE(std::isnan(size));
+  EXPECT_EQ(window, 1);
+}
+
 TEST(CutWindows, CutsWithoutOverlapAndLeavesTheRest) {
   const EvaluationWindows windows = cut_windows(counting(200), 64, 0, std::nullopt);
 

@@ -3,13 +3,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
+#include <limits>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/sha256.h"
+#include "convert/safetensors.h"
 #include "runtime/ops/nll.h"
 #include "tests/support/bits_equal.h"
 #include "tests/support/shared_data.h"
@@ -23,6 +27,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 ReferencePrompt prompt(std::string id, std::string kind, std::vector<int32_t> ids) {
   ReferencePrompt result;
@@ -64,6 +69,25 @@ class Bundle : public ::testing::Test {
     ASSERT_NE(at, std::string::npos) << from;
     text.replace(at, from.size(), to);
     write_text_file(file(name), text);
+  }
+  /// Writes a tensor file again after `change` saw its tensors by name.
+  void change(const std::string& name,
+              const std::function<void(std::map<std::string, Tensor>&)>& change) const {
+    std::map<std::string, Tensor> tensors;
+    const SafetensorsFile before = SafetensorsFile::open(file(name));
+    for (const SafetensorsEntry& entry : before.tensors()) {
+      tensors[entry.name] = {
+          entry.view.dtype, entry.view.shape, {entry.view.bytes.begin(), entry.view.bytes.end()}};
+    }
+    change(tensors);
+    std::vector<TensorSource> sources;
+    for (const auto& [key, tensor] : tensors) sources.push_back(source_of(key, tensor.view()));
+    write_safetensors(file(name), std::move(sources));
+  }
+  /// Puts a float in place of another.
+  void poke(const std::string& name, const std::string& tensor, size_t index, float value) const {
+    change(name,
+           [&](auto& tensors) { std::memcpy(&tensors.at(tensor).bytes.at(index * 4), &value, 4); });
   }
   std::string error() const {
     try {
@@ -174,6 +198,73 @@ TEST_F(Bundle, RefusesATruncatedTensorFile) {
   write_text_file(file("logits.safetensors"), bytes.substr(0, bytes.size() - 1));
 
   EXPECT_THAT(error(), HasSubstr("logits.safetensors"));
+}
+
+// With a NaN on a side no difference is larger than a limit.
+TEST_F(Bundle, RefusesValuesThatAreNotFinite) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  poke("logits.safetensors", "final.len0003", 7, nan);
+  poke("logits.safetensors", "all.all0006", 3, std::numeric_limits<float>::infinity());
+  poke("hidden.safetensors", "layer.1.output", 1, nan);
+  poke("nll.safetensors", "nll", 9 + 4, nan);  // row 4 of window 1
+
+  const ReferenceBundle bundle = ReferenceBundle::open(path());
+
+  const auto expect_refused = [](const auto& read, const std::string& words) {
+    EXPECT_THAT(read, ThrowsMessage<FormatError>(HasSubstr(words)));
+  };
+  expect_refused([&] { bundle.final_logits("len0003"); }, "\"final.len0003\"[7] is nan");
+  expect_refused([&] { bundle.all_logits("all0006"); }, "\"all.all0006\"[3] is inf");
+  expect_refused([&] { bundle.hidden("layer.1.output"); }, "\"layer.1.output\"[1] is nan");
+  expect_refused([&] { bundle.window_scores(1); }, "\"nll\", window 1[4] is nan");
+  EXPECT_NO_THROW(bundle.window_scores(0));
+}
+
+TEST_F(Bundle, RefusesAPromptWithoutLogits) {
+  change("logits.safetensors", [](auto& tensors) { tensors.erase("final.len0003"); });
+
+  EXPECT_THAT(error(), AllOf(HasSubstr("logits.safetensors"), HasSubstr("\"len0003\""),
+                             HasSubstr("neither \"final.len0003\" nor")));
+}
+
+TEST_F(Bundle, RefusesPositionsThatRepeatOrAreNone) {
+  const auto expect_refused = [&](const std::function<void(Tensor&, Tensor&)>& edit) {
+    change("logits.safetensors",
+           [&](auto& tensors) { edit(tensors.at("positions"), tensors.at("all.all0006")); });
+    EXPECT_THAT(error(), HasSubstr("expected ascending ones, at least one"));
+  };
+
+  expect_refused([](Tensor& positions, Tensor&) {
+    std::memcpy(&positions.bytes[8], positions.bytes.data(), 8);
+  });
+  expect_refused([](Tensor& positions, Tensor& logits) {
+    positions = {positions.dtype, {0}, {}};
+    logits = {logits.dtype, {0, logits.shape[1]}, {}};
+  });
+}
+
+TEST_F(Bundle, RefusesWindowsOfWhichThereAreNone) {
+  change("nll.safetensors", [](auto& tensors) {
+    for (auto& [name, tensor] : tensors) tensor = {tensor.dtype, {0, tensor.shape[1]}, {}};
+  });
+
+  EXPECT_THAT(error(), HasSubstr("[windows ≥ 1, length ≥ 2]"));
+}
+
+TEST_F(Bundle, RefusesAHiddenStateThatNothingWouldBeComparedWith) {
+  change("hidden.safetensors", [](auto& tensors) { tensors.erase("layer.0.output"); });
+
+  EXPECT_THAT(error(), AllOf(HasSubstr("hidden.safetensors"), HasSubstr("layer.1.output")));
+}
+
+TEST_F(Bundle, RefusesTwoGreedyRunsOfOnePrompt) {
+  Json greedy = read_json_file(file("greedy.json"));
+  Json runs = greedy.at("prompts");
+  runs.push(Json(runs.as_array().front()));
+  greedy.set("prompts", runs);
+  write_text_file(file("greedy.json"), greedy.dump());
+
+  EXPECT_THAT(error(), HasSubstr("two runs have the id \"len0003\""));
 }
 
 TEST(ReadPrompts, TakesListsOfIds) {
