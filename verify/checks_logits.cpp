@@ -240,11 +240,16 @@ std::optional<Check> check_hidden(Side& a, Side& b, const TokenPlan& plan, const
   const Side& reference = a.is_bundle() ? a : b;
   Side& other = a.is_bundle() ? b : a;
   if (!reference.is_bundle()) return std::nullopt;
-  const std::vector<std::string> names = reference.bundle().hidden_names();
+  std::vector<std::string> names = reference.bundle().hidden_names();
   const auto prompt = std::find_if(plan.prompts.begin(), plan.prompts.end(),
                                    [](const auto& p) { return p.keeps_all_positions(); });
+  if (other.is_bundle()) {
+    const std::vector<std::string> others = other.bundle().hidden_names();
+    std::erase_if(names, [&](const std::string& name) {
+      return std::find(others.begin(), others.end(), name) == others.end();
+    });
+  }
   if (names.empty() || prompt == plan.prompts.end()) return std::nullopt;
-  if (other.is_bundle() && other.bundle().hidden_names() != names) return std::nullopt;
 
   std::map<std::string, std::vector<float>> states;
   if (other.is_bundle()) {
@@ -295,10 +300,10 @@ Check check_greedy(Side& a, Side& b, const TokenPlan& plan, int64_t n_new_tokens
                                           close ? "; the margin is below the limit" : ""));
     }
   }
-  const bool judged = policy.bitwise || policy.max_logit_difference;
+  check.judges = policy.bitwise || policy.max_logit_difference;
   if (n_equal == n) {
     check.outcome = n == 0 ? Outcome::kReported : Outcome::kEqual;
-  } else if (!judged) {
+  } else if (!check.judges) {
     check.outcome = Outcome::kReported;
   } else {
     check.outcome = n_equal + n_explained == n ? Outcome::kWithin : Outcome::kDifferent;

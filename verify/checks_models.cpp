@@ -107,7 +107,7 @@ Check check_self_equality_of(std::string_view name, Executor& executor, const To
 
   Check check;
   check.name = fmt::format("self-equality {}", name);
-  check.compares_sides = false;
+  check.judges = false;
   size_t n_different = 0;
   for (const ServingMode& mode : result.modes) {
     if (mode.equal()) continue;

@@ -57,13 +57,15 @@ int64_t most_positions(const Side& side) {
   return context > 0 ? context : INT64_MAX;
 }
 
-/// New tokens of the greedy runs: what the bundle has, else what was asked for.
+/// New tokens of the greedy runs: what the bundles have, else what was asked for.
 int64_t greedy_tokens(const Side& a, const Side& b, const EquivalenceOptions& options) {
-  const ReferenceBundle* bundle = bundle_of(a, b);
-  if (bundle == nullptr) return options.n_new_tokens;
+  if (bundle_of(a, b) == nullptr) return options.n_new_tokens;
   int64_t n = 0;
-  for (const ReferenceGreedy& greedy : bundle->greedy()) {
-    n = std::max(n, static_cast<int64_t>(greedy.run.token_ids.size()));
+  for (const Side* side : {&a, &b}) {
+    if (!side->is_bundle()) continue;
+    for (const ReferenceGreedy& greedy : side->bundle().greedy()) {
+      n = std::max(n, static_cast<int64_t>(greedy.run.token_ids.size()));
+    }
   }
   return n;
 }
@@ -272,7 +274,7 @@ bool EquivalenceReport::equal() const {
 
 bool EquivalenceReport::judged() const {
   return std::any_of(checks.begin(), checks.end(), [](const Check& check) {
-    return check.compares_sides && check.outcome != Outcome::kReported;
+    return check.judges && check.outcome != Outcome::kReported;
   });
 }
 

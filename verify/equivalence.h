@@ -31,7 +31,9 @@ struct Check {
   std::string summary;               // one line
   std::vector<std::string> details;  // where, and both values; one line each
   Json data;                         // all figures
-  bool compares_sides = true;        // false: of one side alone
+  /// Whether equality here says how near the numbers of the two sides are: not where one side is
+  /// compared with itself, nor for greedy ids that no limit judges.
+  bool judges = true;
 };
 
 struct EquivalenceReport {
@@ -45,8 +47,7 @@ struct EquivalenceReport {
 
   /// No check is outside the policy.
   bool equal() const;
-  /// At least one comparison of the two sides was judged, not merely reported: that each side
-  /// agrees with itself says nothing about the other.
+  /// At least one comparison that judges was judged, not merely reported.
   bool judged() const;
 };
 

@@ -64,9 +64,9 @@ std::string verdict_of(const EquivalenceReport& report) {
   for (const Check& check : report.checks) {
     if (check.outcome == Outcome::kReported) reported.push_back(check.name);
   }
-  const bool compared = std::any_of(report.checks.begin(), report.checks.end(),
-                                    [](const Check& check) { return check.compares_sides; });
-  if (!compared) return "NOT JUDGED: no check compared one side with the other";
+  if (!report.judged() && reported.empty()) {
+    return "NOT JUDGED: no check compared the numbers of one side with the other's";
+  }
   if (!report.judged()) {
     return fmt::format("NOT JUDGED: no limit was given for {}; --max-kld and its like do that",
                        fmt::join(reported, ", "));
@@ -204,13 +204,15 @@ Json to_json(const EquivalenceReport& report) {
 }
 
 std::string to_junit(const EquivalenceReport& report) {
-  const auto n_failures =
-      std::count_if(report.checks.begin(), report.checks.end(),
-                    [](const Check& check) { return check.outcome == Outcome::kDifferent; });
+  const auto count = [&](Outcome outcome) {
+    return std::count_if(report.checks.begin(), report.checks.end(),
+                         [&](const Check& check) { return check.outcome == outcome; });
+  };
   const std::string suite = escape_markup(fmt::format(
       "{} against {}", report.side_a.at("path").as_string(), report.side_b.at("path").as_string()));
   const std::string counts =
-      fmt::format("tests=\"{}\" failures=\"{}\" errors=\"0\"", report.checks.size(), n_failures);
+      fmt::format("tests=\"{}\" failures=\"{}\" errors=\"0\" skipped=\"{}\"", report.checks.size(),
+                  count(Outcome::kDifferent), count(Outcome::kReported));
   std::string xml = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n";
   xml += fmt::format("<testsuites name=\"assay verify-equivalence\" {}>\n", counts);
   xml += fmt::format("  <testsuite name=\"{}\" {}>\n", suite, counts);
@@ -227,6 +229,9 @@ std::string to_junit(const EquivalenceReport& report) {
       xml += fmt::format("      <failure message=\"{}\">{}</failure>\n",
                          escape_markup(check.summary), text);
     } else {
+      if (check.outcome == Outcome::kReported) {
+        xml += "      <skipped message=\"not judged\"/>\n";
+      }
       xml +=
           fmt::format("      <system-out>{}: {}</system-out>\n", outcome_name(check.outcome), text);
     }

@@ -19,8 +19,8 @@ Json to_json(const EquivalenceReport& report);
 std::string to_text(const EquivalencePlan& plan);
 Json to_json(const EquivalencePlan& plan);
 
-/// One test case per check; a difference is a failure, a reported one a pass with its text in
-/// system-out. Valid XML 1.0: all text is escaped, control characters are replaced.
+/// One test case per check; a difference is a failure, one that no limit judges is skipped. Valid
+/// XML 1.0: all text is escaped, control characters are replaced.
 std::string to_junit(const EquivalenceReport& report);
 
 /// Escapes for XML and HTML text and attribute values; characters that XML 1.0 forbids, and bytes

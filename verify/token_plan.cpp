@@ -135,6 +135,42 @@ EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanO
     return windows_of_text(tokenizer, text, options.window_length, n_windows);
   };
   if (!options.tokenizer.empty()) return cut(Tokenizer::open(options.tokenizer));
+/// Notes what only one of two bundles holds, which is therefore not compared.
+void note_what_one_lacks(const ReferenceBundle& a, const ReferenceBundle& b,
+                         std::vector<std::string>& notes) {
+  const auto note = [&](std::string_view what, const std::vector<std::string>& of_a,
+                        const std::vector<std::string>& of_b) {
+    const auto only = [&](std::string_view where, const auto& here, const auto& there) {
+      for (const std::string& name : here) {
+        if (std::find(there.begin(), there.end(), name) != there.end()) continue;
+        notes.push_back(fmt::format("{}{} is only in {}: not compared", what, name, where));
+      }
+    };
+    only("A", of_a, of_b);
+    only("B", of_b, of_a);
+  };
+  const auto prompts = [](const ReferenceBundle& bundle) {
+    std::vector<std::string> ids;
+    for (const ReferencePrompt& prompt : bundle.prompts()) ids.push_back(prompt.id);
+    return ids;
+  };
+  const auto runs = [](const ReferenceBundle& bundle) {
+    std::vector<std::string> ids;
+    for (const ReferenceGreedy& greedy : bundle.greedy()) ids.push_back(greedy.id);
+    return ids;
+  };
+  const auto windows = [](const ReferenceBundle& bundle) {
+    std::vector<std::string> numbers;
+    const size_t n = bundle.windows() ? bundle.windows()->windows.size() : 0;
+    for (size_t i = 0; i < n; ++i) numbers.push_back(std::to_string(i));
+    return numbers;
+  };
+  note("prompt ", prompts(a), prompts(b));
+  note("greedy run of ", runs(a), runs(b));
+  note("window ", windows(a), windows(b));
+  note("hidden state ", a.hidden_names(), b.hidden_names());
+}
+
   const auto tokenizer_a = own_tokenizer(a), tokenizer_b = own_tokenizer(b);
   if (!tokenizer_a && !tokenizer_b) {
     throw UsageError(fmt::format(
@@ -151,6 +187,11 @@ EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanO
 
 void add_bundle_tokens(const Side& a, const Side& b, TokenPlan& plan) {
   const ReferenceBundle& bundle = a.is_bundle() ? a.bundle() : b.bundle();
+  std::erase_if(plan.greedy_ids, [&](const std::string& id) {
+    const auto& runs = b.bundle().greedy();
+    return std::none_of(runs.begin(), runs.end(), [&](const auto& run) { return run.id == id; });
+  });
+  note_what_one_lacks(a.bundle(), b.bundle(), plan.notes);
   plan.prompts = bundle.prompts();
   plan.prompts_source = fmt::format("prompts of {}", bundle.path());
   for (const ReferenceGreedy& greedy : bundle.greedy()) plan.greedy_ids.push_back(greedy.id);
@@ -168,7 +209,6 @@ void add_bundle_tokens(const Side& a, const Side& b, TokenPlan& plan) {
   const auto& windows_b = b.bundle().windows();
   if (!plan.windows || !windows_b) {
     plan.windows.reset();
-    plan.notes.emplace_back("NLL is not compared: only one bundle has windows, or none");
     return;
   }
   require_same_windows(*plan.windows, a.path(), *windows_b, b.path());

@@ -3,10 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "convert/core/error.h"
+#include "convert/core/file.h"
+#include "convert/core/json.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/verify/fake_executor.h"
 #include "tests/verify/markup.h"
@@ -18,6 +21,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
@@ -226,7 +230,19 @@ TEST(VerifyEquivalence, SaysThatTheSidesWereNotCompared) {
   options.weights = options.logits = options.greedy = false;
 
   EXPECT_THAT(to_text(compare({}, options)),
-              HasSubstr("NOT JUDGED: no check compared one side with the other"));
+              HasSubstr("NOT JUDGED: no check compared the numbers of one side"));
+}
+
+// A model that takes the same tokens by luck is not within limits that nobody stated.
+TEST(VerifyEquivalence, EqualGreedyIdsJudgeNothingWithoutALimit) {
+  EquivalenceOptions options;
+  options.policy.bitwise = false;
+
+  const EquivalenceReport report = compare({.position = 0, .logit_shift = 0.25f}, options);
+
+  EXPECT_EQ(find(report, "greedy").outcome, Outcome::kEqual);
+  EXPECT_FALSE(report.judged());
+  EXPECT_THAT(to_text(report), HasSubstr("NOT JUDGED: no limit was given for logits"));
 }
 
 TEST(VerifyEquivalence, NamesWhatWasNotJudgedBesideALimit) {
@@ -278,6 +294,50 @@ TEST(VerifyEquivalence, ComparesTwoBundles) {
   EXPECT_THAT(find(report, "logits").details.front(), HasSubstr("\"len0005\" (last position)"));
 }
 
+TEST(VerifyEquivalence, NotesWhatOnlyOneOfTwoBundlesHolds) {
+  const test::TemporaryDirectory folder;
+  const std::string whole = bundle(folder, "whole");
+  std::filesystem::copy(whole, folder.file("part"));
+  for (const char* name : {"nll.safetensors", "nll.json", "greedy.json", "hidden.safetensors"}) {
+    std::filesystem::remove(folder.file("part/") + name);
+  }
+  Side a = Side::open(whole), b = Side::open(folder.file("part"));
+
+  const EquivalenceReport report = verify_equivalence(a, b, {});
+
+  EXPECT_THAT(report.notes,
+              IsSupersetOf({"greedy run of len0005 is only in A: not compared",
+                            "window 1 is only in A: not compared",
+                            "hidden state layer.0.output is only in A: not compared"}));
+  ASSERT_EQ(report.checks.size(), 1u);
+  EXPECT_EQ(report.checks[0].name, "logits");
+}
+
+TEST(VerifyEquivalence, TakesGreedyRunsOfOtherLengthsForDifferent) {
+  const test::TemporaryDirectory folder;
+  const std::string whole = bundle(folder, "whole");
+  std::filesystem::copy(whole, folder.file("short"));
+  const std::string path = folder.file("short/greedy.json");
+  Json greedy = read_json_file(path);
+  Json run = greedy.at("prompts").as_array().front();
+  Json ids = run.at("token_ids");
+  ids.as_array().pop_back();
+  run.set("token_ids", ids).set("sha256", Json()).set("margin", Json()).set("runner_up", Json());
+  greedy.set("prompts", Json::array()).set("all_sha256", Json());
+  Json runs = Json::array();
+  runs.push(run);
+  greedy.set("prompts", runs);
+  write_text_file(path, greedy.dump());
+  for (const bool swapped : {false, true}) {
+    Side a = Side::open(whole), b = Side::open(folder.file("short"));
+
+    const EquivalenceReport report =
+        swapped ? verify_equivalence(b, a, {}) : verify_equivalence(a, b, {});
+
+    EXPECT_EQ(find(report, "greedy").outcome, Outcome::kDifferent) << swapped;
+  }
+}
+
 TEST(VerifyEquivalence, TakesPromptsOfTheBundleOnly) {
   const test::TemporaryDirectory folder;
   EquivalenceOptions options;
@@ -300,6 +360,18 @@ TEST(EquivalenceOutput, HasOneJunitCaseACheckAndIsWellFormed) {
 
   EXPECT_EQ(test::find_markup_fault(xml), "");
   EXPECT_THAT(xml, AllOf(HasSubstr("<failure message="), HasSubstr("name=\"self-equality B\"")));
+}
+
+TEST(EquivalenceOutput, SkipsTheJunitCaseOfWhatWasNotJudged) {
+  EquivalenceOptions options;
+  options.policy.bitwise = false;
+  options.greedy = options.self_equality = false;
+
+  const std::string xml = to_junit(compare({.position = 0, .logit_shift = 0.25f}, options));
+
+  EXPECT_EQ(test::find_markup_fault(xml), "");
+  EXPECT_THAT(xml, AllOf(HasSubstr("tests=\"1\" failures=\"0\" errors=\"0\" skipped=\"1\""),
+                         HasSubstr("<skipped message=")));
 }
 
 TEST(EquivalenceOutput, IsTheSameTextTwice) {
