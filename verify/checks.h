@@ -10,6 +10,13 @@ namespace assay {
 
 // The single checks of verify_equivalence; each returns one Check and judges it by the policy.
 
+/// Whether both sides have what check_tokenizer compares.
+bool can_check_tokenizer(const Side& a, const Side& b);
+/// Of two models: whether text becomes the same ids and ids the same text, the chat templates, and
+/// what ends a text. Of a model and a bundle: whether the texts of the bundle's prompts become the
+/// ids beside them. Reported where a tokenizer cannot be read because Assay does not support it;
+/// throws FormatError for one that does not hold together.
+Check check_tokenizer(const Side& a, const Side& b);
 Check check_weights(const WeightsComparison& comparison, const Policy& policy);
 Check check_logits(Side& a, Side& b, const TokenPlan& plan, const Policy& policy, WorkMeter& meter);
 /// Hidden states of the all-positions prompt, where one side is a bundle that has them. Names the

@@ -132,11 +132,30 @@ bool runs_greedy(const EquivalenceOptions& options, const Work& work) {
   return options.greedy && !work.plan.greedy_ids.empty() && work.n_new_tokens > 0;
 }
 
+/// A tokenizer that was named replaces those of the sides.
+bool runs_tokenizer(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  return options.tokenizer && options.tokens.tokenizer.empty() && can_check_tokenizer(a, b);
+}
+
+/// Why tokenizers of models are not compared though nobody asked for that; empty: they are.
+std::string tokenizer_note(const Side& a, const Side& b, const EquivalenceOptions& options) {
+  if (!options.tokenizer || !a.checkpoint() || !b.checkpoint()) return {};
+  if (!options.tokens.tokenizer.empty()) {
+    return "tokenizers are not compared: --tokenizer replaces them";
+  }
+  if (a.has_tokenizer() && b.has_tokenizer()) return {};
+  return fmt::format("tokenizers are not compared: {} none", a.has_tokenizer() ? "B has"
+                                                             : b.has_tokenizer()
+                                                                 ? "A has"
+                                                                 : "the sides have");
+}
+
 /// Names of the checks in the order in which they run.
 std::vector<std::string> planned_checks(const Side& a, const Side& b,
                                         const EquivalenceOptions& options, const Work& work) {
   std::vector<std::string> checks;
   if (options.weights && a.checkpoint() && b.checkpoint()) checks.emplace_back("weights");
+  if (runs_tokenizer(a, b, options)) checks.emplace_back("tokenizer");
   if (options.logits) checks.emplace_back("logits");
   if (runs_greedy(options, work)) checks.emplace_back("greedy");
   if (options.nll && work.plan.windows) checks.emplace_back("nll");
@@ -176,6 +195,9 @@ Work plan_work(const Side& a, const Side& b, const EquivalenceOptions& options) 
   work.plan = plan_tokens(a, b, options.tokens, room);
   require_figures_for_limits(a, b, options, work.plan);
   drop_greedy_without_room(room, work.n_new_tokens, work.plan);
+  if (std::string note = tokenizer_note(a, b, options); !note.empty()) {
+    work.plan.notes.push_back(std::move(note));
+  }
   work.executor.kv_type = choose_kv_type(a, b, options);
   work.executor.n_sequences = options.self_equality ? kSelfEqualitySequences : 1;
   work.executor.context = std::min(room, needed_context(work.plan, work.n_new_tokens));
@@ -300,6 +322,7 @@ EquivalenceReport verify_equivalence(Side& a, Side& b, const EquivalenceOptions&
   if (weights && options.weights) {
     report.checks.push_back(check_weights(*weights, report.policy));
   }
+  if (runs_tokenizer(a, b, options)) report.checks.push_back(check_tokenizer(a, b));
   if (!same_vocabulary) {
     Check check;
     check.name = "vocabulary";

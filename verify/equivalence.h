@@ -57,7 +57,8 @@ struct EquivalenceOptions {
   std::optional<KvType> kv_type;  // default: that of a bundle which states one, else f16
   std::string device = "cpu";
   int64_t n_new_tokens = 32;  // greedy, between models; bundles say how many
-  bool weights = true, logits = true, greedy = true, nll = true, self_equality = true;
+  bool weights = true, tokenizer = true, logits = true, greedy = true, nll = true,
+       self_equality = true;
 };
 
 /// What a comparison would do and take, without a weight read or a model run.

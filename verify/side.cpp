@@ -6,6 +6,7 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/version.h"
+#include "convert/gguf.h"
 #include "verify/run_model.h"
 
 namespace assay {
@@ -39,6 +40,21 @@ std::string Side::kind_name() const {
   if (!checkpoint_) return "executor";
   const CheckpointFormat& format = checkpoint_->format();
   return std::string(format.name) + " " + std::string(format.container());
+}
+
+bool Side::has_tokenizer() const {
+  if (!checkpoint_) return false;
+  if (const GgufFile* gguf = checkpoint_->gguf()) {
+    return gguf->metadata().find("tokenizer.ggml.tokens") != nullptr;
+  }
+  return file_exists(path_ + "/tokenizer.json") || file_exists(path_ + "/tokenizer.model");
+}
+
+std::optional<Tokenizer> Side::tokenizer() const {
+  if (!has_tokenizer()) return std::nullopt;
+  const GgufFile* gguf = checkpoint_->gguf();
+  return gguf != nullptr ? Tokenizer::from_gguf(gguf->metadata(), path_)
+                         : Tokenizer::from_folder(path_);
 }
 
 int64_t Side::vocab_size() const {

@@ -6,6 +6,7 @@
 
 #include "convert/checkpoint.h"
 #include "convert/core/json.h"
+#include "convert/tokenizer.h"
 #include "runtime/executor.h"
 #include "verify/reference.h"
 
@@ -28,6 +29,10 @@ class Side {
   const ReferenceBundle& bundle() const { return *bundle_; }
   /// Null for bundles and bare executors.
   const std::shared_ptr<const Checkpoint>& checkpoint() const { return checkpoint_; }
+  /// Whether the model on disk brings a tokenizer.
+  bool has_tokenizer() const;
+  /// That tokenizer, read now; empty if there is none. Throws what its readers throw.
+  std::optional<Tokenizer> tokenizer() const;
   int64_t vocab_size() const;
   std::optional<int32_t> bos_id() const;
 

@@ -11,7 +11,6 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/json.h"
-#include "convert/gguf.h"
 #include "convert/safetensors.h"
 #include "convert/tokenizer/unicode.h"
 
@@ -115,19 +114,6 @@ void limit_windows(EvaluationWindows& windows, int64_t n) {
   }
 }
 
-/// The tokenizer that comes with a checkpoint, if there is one.
-std::optional<Tokenizer> own_tokenizer(const Side& side) {
-  if (!side.checkpoint()) return std::nullopt;
-  if (const GgufFile* gguf = side.checkpoint()->gguf()) {
-    if (gguf->metadata().find("tokenizer.ggml.tokens") == nullptr) return std::nullopt;
-    return Tokenizer::from_gguf(gguf->metadata(), side.path());
-  }
-  for (const char* name : {"tokenizer.json", "tokenizer.model"}) {
-    if (file_exists(side.path() + "/" + name)) return Tokenizer::from_folder(side.path());
-  }
-  return std::nullopt;
-}
-
 EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanOptions& options,
                                   int64_t n_windows) {
   const std::string text = read_evaluation_text(options.text_file);
@@ -135,6 +121,20 @@ EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanO
     return windows_of_text(tokenizer, text, options.window_length, n_windows);
   };
   if (!options.tokenizer.empty()) return cut(Tokenizer::open(options.tokenizer));
+  const auto tokenizer_a = a.tokenizer(), tokenizer_b = b.tokenizer();
+  if (!tokenizer_a && !tokenizer_b) {
+    throw UsageError(fmt::format(
+        "{}: neither side has a tokenizer to encode it with: give --tokenizer PATH or --token-ids "
+        "FILE",
+        options.text_file));
+  }
+  EvaluationWindows windows = cut(tokenizer_a ? *tokenizer_a : *tokenizer_b);
+  if (tokenizer_a && tokenizer_b) {
+    require_same_windows(windows, a.path(), cut(*tokenizer_b), b.path());
+  }
+  return windows;
+}
+
 /// Notes what only one of two bundles holds, which is therefore not compared.
 void note_what_one_lacks(const ReferenceBundle& a, const ReferenceBundle& b,
                          std::vector<std::string>& notes) {
@@ -171,27 +171,8 @@ void note_what_one_lacks(const ReferenceBundle& a, const ReferenceBundle& b,
   note("hidden state ", a.hidden_names(), b.hidden_names());
 }
 
-  const auto tokenizer_a = own_tokenizer(a), tokenizer_b = own_tokenizer(b);
-  if (!tokenizer_a && !tokenizer_b) {
-    throw UsageError(fmt::format(
-        "{}: neither side has a tokenizer to encode it with: give --tokenizer PATH or --token-ids "
-        "FILE",
-        options.text_file));
-  }
-  EvaluationWindows windows = cut(tokenizer_a ? *tokenizer_a : *tokenizer_b);
-  if (tokenizer_a && tokenizer_b) {
-    require_same_windows(windows, a.path(), cut(*tokenizer_b), b.path());
-  }
-  return windows;
-}
-
 void add_bundle_tokens(const Side& a, const Side& b, TokenPlan& plan) {
   const ReferenceBundle& bundle = a.is_bundle() ? a.bundle() : b.bundle();
-  std::erase_if(plan.greedy_ids, [&](const std::string& id) {
-    const auto& runs = b.bundle().greedy();
-    return std::none_of(runs.begin(), runs.end(), [&](const auto& run) { return run.id == id; });
-  });
-  note_what_one_lacks(a.bundle(), b.bundle(), plan.notes);
   plan.prompts = bundle.prompts();
   plan.prompts_source = fmt::format("prompts of {}", bundle.path());
   for (const ReferenceGreedy& greedy : bundle.greedy()) plan.greedy_ids.push_back(greedy.id);
@@ -206,6 +187,11 @@ void add_bundle_tokens(const Side& a, const Side& b, TokenPlan& plan) {
   if (plan.prompts.empty()) {
     throw FormatError(fmt::format("{} and {} have no prompt id in common", a.path(), b.path()));
   }
+  std::erase_if(plan.greedy_ids, [&](const std::string& id) {
+    const auto& runs = b.bundle().greedy();
+    return std::none_of(runs.begin(), runs.end(), [&](const auto& run) { return run.id == id; });
+  });
+  note_what_one_lacks(a.bundle(), b.bundle(), plan.notes);
   const auto& windows_b = b.bundle().windows();
   if (!plan.windows || !windows_b) {
     plan.windows.reset();

@@ -59,6 +59,7 @@ EquivalenceOptions equivalence_options(const Arguments& arguments) {
     return std::find(skipped.begin(), skipped.end(), name) == skipped.end();
   };
   options.weights = wanted("weights");
+  options.tokenizer = wanted("tokenizer");
   options.logits = wanted("logits");
   options.greedy = wanted("greedy");
   options.nll = wanted("nll");
@@ -266,7 +267,7 @@ std::vector<Option> options() {
        .help = "Leaves one check out; may be given several times.",
        .group = "Run",
        .repeatable = true,
-       .choices = {"weights", "logits", "greedy", "nll", "self-equality"}},
+       .choices = {"weights", "tokenizer", "logits", "greedy", "nll", "self-equality"}},
       {.name = "dry-run",
        .kind = ValueKind::kFlag,
        .help = "Shows checks, tokens and memory from headers alone; runs nothing.",
@@ -332,8 +333,9 @@ const Command& verify_equivalence_command() {
       .name = "verify-equivalence",
       .brief = "Compare two models, or a model with reference results",
       .description =
-          "Compares stored weights, logits, greedy tokens and the NLL of a text, and each model "
-          "with itself in other chunks and batches. A and B are Hugging Face folders, quantized "
+          "Compares stored weights, tokenizers with chat templates, logits, greedy tokens and the "
+          "NLL of a text, and each model with itself in other chunks and batches. A and B are "
+          "Hugging Face folders, quantized "
           "folders, GGUF files or reference bundles, in any combination. Where logits differ, the "
           "first differing op, module and value are named. Exit code 0: equal within the stated "
           "policy; 1: a difference was found.",

@@ -1,11 +1,13 @@
 // Verification of real models: small ones made from seeds, and the same with one thing wrong. Every
 // fault must be found, and located.
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,7 @@ namespace assay {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -105,7 +108,7 @@ TEST_F(Models, AreEqualToTheirCopyInEveryCheck) {
   for (const Check& check : report.checks) {
     EXPECT_EQ(check.outcome, Outcome::kEqual) << check.name << ": " << check.summary;
   }
-  EXPECT_EQ(report.checks.size(), 6u);
+  EXPECT_EQ(report.checks.size(), 7u);
   EXPECT_THAT(report.windows, HasSubstr("BOS 0 overwrites the first id of each window"));
 }
 
@@ -190,8 +193,8 @@ TEST_F(Models, ArePlannedByADryRunThatRunsNothing) {
   const Json plan = parse_json(run.out, "plan");
   std::vector<std::string> checks;
   for (const Json& check : plan.at("checks").as_array()) checks.push_back(check.as_string());
-  EXPECT_THAT(checks,
-              ElementsAre("weights", "logits", "nll", "self-equality A", "self-equality B"));
+  EXPECT_THAT(checks, ElementsAre("weights", "tokenizer", "logits", "nll", "self-equality A",
+                                  "self-equality B"));
   EXPECT_THAT(plan.at("windows").as_string(), HasSubstr("2 windows of 100 tokens"));
   EquivalenceOptions options;
   options.tokens.text_file = text;
@@ -280,6 +283,146 @@ TEST_F(Models, WithAnotherTokenizerAreNotComparedOverAText) {
 
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.error, AllOf(HasSubstr("token ids differ at index"), HasSubstr("window 0")));
+}
+
+/// What is the same numbers to the weights and another model to whoever talks to it.
+class Texts : public Models {
+ protected:
+  static EquivalenceOptions options() {
+    EquivalenceOptions options;
+    options.logits = options.greedy = options.self_equality = false;
+    return options;
+  }
+  /// What the check says of a model after `change`, on one line.
+  std::string difference(const std::function<void(test::TinyModel&)>& change) {
+    test::TinyModel model = test::make_tiny_model();
+    change(model);
+    const EquivalenceReport report = compare(good(), write(model, "changed"), options());
+    EXPECT_FALSE(report.equal());
+    EXPECT_EQ(find(report, "weights").outcome, Outcome::kEqual);
+    return fmt::format("{}", fmt::join(find(report, "tokenizer").details, "; "));
+  }
+  static void edit_tokenizer(test::TinyModel& model, const std::string& from,
+                             const std::string& to) {
+    std::string& text = model.tokenizer_json;
+    size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    for (; at != std::string::npos; at = text.find(from, at + to.size())) {
+      text.replace(at, from.size(), to);
+    }
+  }
+};
+
+TEST_F(Texts, ThatBecomeOtherIdsMakeModelsDifferent) {
+  const Json tokenizer = parse_json(test::make_tiny_model().tokenizer_json, "tokenizer.json");
+  const Json& bpe = tokenizer.at("model");
+
+  const auto with_merges = [&](const std::function<void(Json::Array&)>& change) {
+    return difference([&](test::TinyModel& model) {
+      Json merges = bpe.at("merges");
+      change(merges.as_array());
+      model.tokenizer_json = Json(tokenizer).set("model", Json(bpe).set("merges", merges)).dump();
+    });
+  };
+
+  EXPECT_THAT(with_merges([](auto& merges) { std::swap(merges[0], merges[1]); }),
+              HasSubstr("merge 0: "));
+  EXPECT_THAT(with_merges([](auto& merges) { merges.pop_back(); }), HasSubstr("against none"));
+  EXPECT_THAT(difference([](auto& model) { edit_tokenizer(model, "<|pad|>", "<|pap|>"); }),
+              HasSubstr("id 2: \"<|pad|>\" against \"<|pap|>\""));
+  EXPECT_THAT(difference([](auto& model) {
+                edit_tokenizer(model, "\"lstrip\": false", "\"lstrip\": true");
+              }),
+              HasSubstr("added tokens differ"));
+  EXPECT_THAT(difference([](auto& model) { edit_tokenizer(model, "{1,3}", "{1,2}"); }),
+              HasSubstr("split rule: llama-bpe against unnamed"));
+}
+
+TEST_F(Texts, ThatEndElsewhereMakeModelsDifferent) {
+  EXPECT_THAT(difference([](auto& model) {
+                model.generation_config = Json::object().set("eos_token_id", 2);
+              }),
+              HasSubstr("ids that end a text: 1 against 1 2"));
+}
+
+TEST_F(Texts, OfAnotherChatTemplateMakeModelsDifferent) {
+  const std::string a = good(), b = write(test::make_tiny_model(), "copy");
+  write_text_file(a + "/chat_template.jinja", "{{ messages[0]['content'] }} end");
+  EXPECT_EQ(find(compare(a, b, options()), "tokenizer").details,
+            std::vector<std::string>{"chat template: only in A"});
+
+  write_text_file(b + "/chat_template.jinja", "{{ messages[0]['content'] }} enD");
+
+  EXPECT_EQ(find(compare(a, b, options()), "tokenizer").details,
+            std::vector<std::string>{"chat template: differs from byte 31 on"});
+}
+
+TEST_F(Texts, AreThoseOfTheFolderInItsGgufFile) {
+  for (const std::string& family : test::family_models()) {
+    test::TinyModel model = test::read_model(test::family_model_path(family));
+    model.tokenizer_json = test::piece_tokenizer_json();
+    const std::string a = write(model, family);
+    write_text_file(a + "/chat_template.jinja", "{{ messages[0]['content'] }}");
+
+    const Check check = find(compare(a, gguf(a, family + ".gguf"), options()), "tokenizer");
+
+    EXPECT_EQ(check.outcome, Outcome::kEqual)
+        << family << ": " << fmt::format("{}", fmt::join(check.details, "; "));
+  }
+  const std::string a = good();
+  EXPECT_EQ(find(compare(a, gguf(a, "bytes.gguf"), options()), "tokenizer").outcome,
+            Outcome::kEqual);
+}
+
+// One bit in any token or merge of a GGUF file is found, or the file is refused.
+TEST_F(Texts, WithOneFlippedBitInAGgufFileAreFound) {
+  const std::string a = gguf(good(), "good.gguf"), b = folder_.file("flipped.gguf");
+  const std::string bytes = read_text_file(a);
+  const size_t begin = bytes.find("tokenizer.ggml.tokens"),
+               end = bytes.find("tokenizer.ggml.bos_token_id");
+  ASSERT_LT(begin, end);
+  size_t n_found = 0;
+  for (size_t at = begin + 40; at + 1 < end; at += 211) {
+    std::string flipped = bytes;
+    flipped[at] = static_cast<char>(flipped[at] ^ 1);
+    write_text_file(b, flipped);
+    try {
+      EXPECT_FALSE(compare(a, b, options()).equal()) << at << ": " << bytes.substr(at - 60, 120);
+      ++n_found;
+    } catch (const FormatError&) {
+    }
+  }
+  EXPECT_GT(n_found, 5u);
+}
+
+TEST_F(Texts, AreNotComparedWhereASideHasNoTokenizer) {
+  test::TinyModel model = test::make_tiny_model();
+  model.tokenizer_json.clear();
+
+  const EquivalenceReport report = compare(good(), write(model, "bare"), options());
+
+  EXPECT_TRUE(report.equal());
+  EXPECT_THAT(report.notes, Contains("tokenizers are not compared: B has none"));
+}
+
+TEST_F(Texts, OfABundleMustBecomeItsIds) {
+  const std::string a = good(), bundle = folder_.file("bundle");
+  const std::vector<int32_t> ids = Tokenizer::from_folder(a).encode("the theory");
+  const std::string prompts = folder_.write(
+      "prompts.json",
+      fmt::format(R"({{"prompts": [{{"id": "x", "text": "the theory", "token_ids": [{}]}}]}})",
+                  fmt::join(ids, ",")));
+  ASSERT_EQ(run({a, "--write-reference", bundle, "--prompts", prompts}).exit_code, 0);
+  EXPECT_EQ(find(compare(a, bundle, {}), "tokenizer").outcome, Outcome::kEqual);
+  Json file = read_json_file(bundle + "/prompts.json");
+  Json list = file.at("prompts");
+  list.as_array()[0].set("text", "then");
+  write_text_file(bundle + "/prompts.json", file.set("prompts", list).dump());
+
+  const EquivalenceReport report = compare(a, bundle, {});
+
+  EXPECT_FALSE(report.equal());
+  EXPECT_THAT(find(report, "tokenizer").details.front(), HasSubstr("text of prompt \"x\": id"));
 }
 
 TEST_F(Models, WithAnotherRopeThetaDifferInTheirSettings) {
