@@ -17,9 +17,10 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::ThrowsMessage;
 
 constexpr std::string_view kRun = R"({
-  "arithmetic": "canonical-1", "options": {"bits": 4, "group_size": 128},
+  "kind": "assay quantize report", "arithmetic": "canonical-1", "options": {"bits": 4, "group_size": 128},
   "note": "<b>low</b> & hot",
   "layers": [
     {"layer": 0, "seconds": {"gram & solve": 12.5}, "modules": [
@@ -31,7 +32,7 @@ constexpr std::string_view kRun = R"({
        "weight_norm": 10.0, "bits_per_weight": 8.0}]}]})";
 
 constexpr std::string_view kVerdict = R"({
-  "equal": false, "verdict": "DIFFERENT", "windows": "2 windows of 1024 tokens",
+  "kind": "assay-verification", "equal": false, "verdict": "DIFFERENT", "windows": "2 windows of 1024 tokens",
   "policy": {"kind": "tolerance", "reason": "limits were given"},
   "sides": {"a": {"path": "a<b"}, "b": {"path": "b"}},
   "checks": [
@@ -65,15 +66,55 @@ TEST(Report, SaysWhichFileItTakesAsAVerdict) {
 }
 
 TEST(ReportHtml, ColoursAVerdictOnlyIfSomethingWasJudged) {
-  const auto html = [](const std::string& members) {
-    return report::to_html(run(kRun, "{" + members + ", \"verdict\": \"V\", \"checks\": []}"));
+  const auto html = [](const std::string& members, const std::string& outcome) {
+    return report::to_html(run(kRun, R"({"kind": "assay-verification", "verdict": "V", )" +
+                                         members + R"(, "checks": [{"name": "nll", "outcome": ")" +
+                                         outcome + "\"}]}"));
   };
 
-  EXPECT_THAT(html(R"("equal": true, "judged": true)"), HasSubstr("<p class=\"verdict equal\">"));
-  EXPECT_THAT(html(R"("equal": true, "judged": false)"),
+  EXPECT_THAT(html(R"("equal": true, "judged": true)", "within limit"),
+              HasSubstr("<p class=\"verdict equal\">"));
+  EXPECT_THAT(html(R"("equal": true, "judged": false)", "reported"),
               HasSubstr("<p class=\"verdict reported\">"));
-  EXPECT_THAT(html(R"("equal": false, "judged": true)"),
+  EXPECT_THAT(html(R"("equal": false, "judged": true)", "different"),
               HasSubstr("<p class=\"verdict different\">"));
+}
+
+// A report may not show a pass that its rows contradict.
+TEST(ReadRun, RefusesAVerdictThatDoesNotFollowFromItsChecks) {
+  const auto expect_refused = [](const std::string& equal, const std::string& checks,
+                                 const std::string& words) {
+    EXPECT_THAT(
+        [&] {
+          run(kRun, R"({"kind": "assay-verification", "judged": true, "equal": )" + equal +
+                        R"(, "checks": [)" + checks + "]}");
+        },
+        ThrowsMessage<FormatError>(HasSubstr(words)));
+  };
+  const std::string equal = R"({"name": "nll", "outcome": "equal"})",
+                    different = R"({"name": "logits", "outcome": "different"})";
+
+  expect_refused("true", "", "of 0 checks none is different");
+  expect_refused("true", equal + "," + different, "of 2 checks some are different");
+  expect_refused("false", equal, "of 1 checks none is different");
+  expect_refused("true", equal + "," + equal, "check \"nll\" stands there twice");
+  expect_refused("true", R"({"name": "nll", "outcome": "fine"})", "unknown outcome \"fine\"");
+  EXPECT_THROW(
+      run(kRun,
+          R"({"equal": true, "judged": true, "checks": [{"name": "a", "outcome": "equal"}]})"),
+      FormatError);
+}
+
+TEST(ReadRun, RefusesTwoRunsInOneReport) {
+  const std::string module = R"({"layer": 0, "modules": [{"module": "a"}]})";
+  const auto report = [&](const std::string& layers) {
+    return R"({"kind": "assay quantize report", "layers": [)" + layers + "]}";
+  };
+
+  EXPECT_NO_THROW(run(report(module), ""));
+  EXPECT_THAT([&] { run(report(module + "," + module), ""); },
+              ThrowsMessage<FormatError>(HasSubstr("module \"a\" stands there twice")));
+  EXPECT_THROW(run(R"({"kind": "sweep", "layers": []})", ""), FormatError);
 }
 
 TEST(ReadRun, ReadsModulesStagesAndVerdict) {
@@ -91,7 +132,7 @@ TEST(ReadRun, ReadsModulesStagesAndVerdict) {
 
 TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
   const test::TemporaryDirectory folder;
-  folder.write("model.report.json", R"({"layers": [
+  folder.write("model.report.json", R"({"kind": "assay quantize report", "layers": [
       {"layer": 0, "seconds": {"forward": 1.5, "solve": 0.5},
        "modules": [{"module": "a", "loss": 1.0, "weight_norm": 4.0}]},
       {"layer": 1, "seconds": {"forward": 2.0}, "modules": [{"module": "b"}]}]})");
@@ -105,10 +146,11 @@ TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
 }
 
 TEST(Report, SaysWhatHeldOutWindowsShowed) {
-  const std::string text = report::to_markdown(run(R"({"layers": [], "held_out": {
+  const std::string text =
+      report::to_markdown(run(R"({"kind": "assay quantize report", "layers": [], "held_out": {
       "n_windows": 4, "delta_nll": 0.5, "kld": 0.25,
       "delta_nll_windows": {"half_width_95": 0.125}}})",
-                                                   ""));
+                              ""));
 
   EXPECT_THAT(text, HasSubstr("On 4 windows held out of the calibration: delta\\_nll 0.5 ± 0.125, "
                               "KLD 0.25 nats per token."));
@@ -117,10 +159,11 @@ TEST(Report, SaysWhatHeldOutWindowsShowed) {
 
 TEST(Report, DoesNotCompareRoundingToNearestWithItself) {
   const auto text = [](const std::string& loss) {
-    return report::to_markdown(run(R"({"layers": [{"layer": 0, "modules": [
+    return report::to_markdown(
+        run(R"({"kind": "assay quantize report", "layers": [{"layer": 0, "modules": [
         {"module": "a", "rtn_loss": 1.0, "loss": )" +
-                                       loss + "}]}]}",
-                                   ""));
+                loss + "}]}]}",
+            ""));
   };
 
   EXPECT_THAT(text("1.0"), Not(HasSubstr("no better than rounding")));
@@ -128,10 +171,11 @@ TEST(Report, DoesNotCompareRoundingToNearestWithItself) {
 }
 
 TEST(ReadRun, WeighsBitsOfALayerBySize) {
-  const report::RunData data = run(R"({"layers": [{"layer": 0, "modules": [
+  const report::RunData data =
+      run(R"({"kind": "assay quantize report", "layers": [{"layer": 0, "modules": [
       {"module": "a", "bits_per_weight": 4.0, "out_features": 3, "in_features": 10},
       {"module": "b", "bits_per_weight": 8.0, "out_features": 1, "in_features": 10}]}]})",
-                                   "");
+          "");
 
   ASSERT_EQ(bits_per_layer(data).size(), 1u);
   EXPECT_EQ(bits_per_layer(data)[0].bits, 5.0);
@@ -139,7 +183,9 @@ TEST(ReadRun, WeighsBitsOfALayerBySize) {
 
 TEST(ReadRun, NamesFileAndMemberOfWrongInput) {
   EXPECT_THROW(run("{}", ""), FormatError);
-  EXPECT_THROW(run(R"({"layers": [{"modules": [{"layer": 0}]}]})", ""), FormatError);
+  EXPECT_THROW(
+      run(R"({"kind": "assay quantize report", "layers": [{"modules": [{"layer": 0}]}]})", ""),
+      FormatError);
   EXPECT_THROW(run(kRun, "{}"), FormatError);
   const test::TemporaryDirectory empty;
   EXPECT_THROW(report::read_run(empty.path(), ""), FormatError);
@@ -148,7 +194,9 @@ TEST(ReadRun, NamesFileAndMemberOfWrongInput) {
 TEST(HtmlReport, IsWellFormed) {
   EXPECT_EQ(test::find_markup_fault(report::to_html(run())), "");
   EXPECT_EQ(test::find_markup_fault(report::to_html(run(kRun, ""))), "");
-  EXPECT_EQ(test::find_markup_fault(report::to_html(run(R"({"layers": []})", ""))), "");
+  EXPECT_EQ(test::find_markup_fault(
+                report::to_html(run(R"({"kind": "assay quantize report", "layers": []})", ""))),
+            "");
 }
 
 TEST(HtmlReport, EscapesEverythingThatComesFromFiles) {

@@ -6,10 +6,12 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/paths.h"
+#include "verify/equivalence.h"
 
 namespace assay::report {
 namespace {
@@ -50,6 +52,12 @@ const Json::Array& array(const Json& json, std::string_view key, const std::stri
     throw FormatError(fmt::format("{}: expected an array \"{}\"", source, key));
   }
   return value->as_array();
+}
+
+/// Throws FormatError for a document of another kind; `kind` is what the writer calls its own.
+void require_kind(const Json& json, std::string_view kind, const std::string& source) {
+  if (json.is_object() && text(json, "kind") == kind) return;
+  throw FormatError(fmt::format("{}: expected \"kind\" to be \"{}\"", source, kind));
 }
 
 ModuleRow read_module(const Json& json, size_t index, const std::string& source) {
@@ -157,8 +165,32 @@ std::vector<LayerBits> bits_per_layer(const RunData& run) {
   return layers;
 }
 
+/// Throws FormatError for checks that the verdict does not follow from.
+void require_checks(const Verification& verification, const std::string& source) {
+  bool equal = true;
+  std::set<std::string_view> names;
+  for (const CheckRow& check : verification.checks) {
+    const bool known = check.outcome == outcome_name(Outcome::kEqual) ||
+                       check.outcome == outcome_name(Outcome::kWithin) ||
+                       check.outcome == outcome_name(Outcome::kReported) ||
+                       check.outcome == outcome_name(Outcome::kDifferent);
+    if (!known || !names.insert(check.name).second) {
+      throw FormatError(fmt::format(
+          "{}: check \"{}\" {}", source, check.name,
+          known ? "stands there twice" : "has the unknown outcome \"" + check.outcome + "\""));
+    }
+    equal = equal && check.outcome != outcome_name(Outcome::kDifferent);
+  }
+  if (verification.checks.empty() || equal != verification.equal) {
+    throw FormatError(fmt::format("{}: \"equal\" is {}, but of {} checks {} different", source,
+                                  verification.equal, verification.checks.size(),
+                                  equal ? "none is" : "some are"));
+  }
+}
+
 Verification read_verification(const Json& json, const std::string& source) {
-  const Json* equal = json.is_object() ? json.find("equal") : nullptr;
+  require_kind(json, "assay-verification", source);
+  const Json* equal = json.find("equal");
   if (equal == nullptr || !equal->is_bool()) {
     throw FormatError(fmt::format("{}: no \"equal\"", source));
   }
@@ -185,6 +217,7 @@ Verification read_verification(const Json& json, const std::string& source) {
     const Json* data = check.find("data");
     if (data != nullptr && text(check, "name") == "nll") read_nll(*data, verification);
   }
+  require_checks(verification, source);
   return verification;
 }
 
@@ -201,12 +234,17 @@ RunData read_run(const std::string& run_folder, const std::string& verify_file) 
                     path));
   }
   const Json json = read_json_file(path);
+  require_kind(json, "assay quantize report", path);
   RunData run;
   run.name = std::filesystem::weakly_canonical(run_folder).filename().string();
+  std::set<std::string> modules;
   for (const Json& layer : array(json, "layers", path)) {
     for (const Json& item : array(layer, "modules", path)) {
       ModuleRow row = read_module(item, run.modules.size(), path);
       if (row.layer < 0) row.layer = integer(layer, "layer").value_or(-1);
+      if (!modules.insert(row.module).second) {
+        throw FormatError(fmt::format("{}: module \"{}\" stands there twice", path, row.module));
+      }
       run.modules.push_back(std::move(row));
     }
     const Json* seconds = layer.find("seconds");

@@ -94,12 +94,12 @@ std::string report_path(const std::string& run_folder);
 ///                             "in_features": …}]}],
 ///    "held_out": {"n_windows": …, "delta_nll": …, "kld": …,
 ///                 "delta_nll_windows": {"half_width_95": …}} or null, …}
-/// Only "layers", "modules" and "module" must be there. Other scalar members, and those of the
-/// folder's assay_manifest.json, become facts. `verify_file` (may be empty) is what
-/// verify-equivalence wrote with --json. Throws FormatError naming file and member.
+/// Only "kind", "layers", "modules" and "module" must be there, each module once. Other scalar
+/// members, and those of the folder's assay_manifest.json, become facts. `verify_file` (may be
+/// empty) is what verify-equivalence wrote with --json. Throws FormatError naming file and member.
 RunData read_run(const std::string& run_folder, const std::string& verify_file);
 
-/// The verdict alone.
+/// The verdict alone. Throws FormatError where it does not follow from the checks beside it.
 Verification read_verification(const Json& json, const std::string& source);
 
 }  // namespace assay::report
