@@ -25,18 +25,10 @@ std::string text_member(const Json& json, std::string_view key) {
   return value != nullptr && value->is_string() ? value->as_string() : std::string();
 }
 
-std::vector<int32_t> read_ids(const Json& json, const std::string& where) {
-  std::vector<int32_t> ids;
-  ids.reserve(json.as_array().size());
-  for (const Json& item : json.as_array()) {
-    const int64_t id = item.as_integer();
-    if (id < 0 || id > INT32_MAX) {
-      throw FormatError(fmt::format("{}: token id {} at index {} is not in 0 … 2147483647", where,
-                                    id, ids.size()));
-    }
-    ids.push_back(static_cast<int32_t>(id));
-  }
-  return ids;
+int32_t read_id(const Json& json, const std::string& where) {
+  const int64_t id = json.as_integer();
+  if (id >= 0 && id <= INT32_MAX) return static_cast<int32_t>(id);
+  throw FormatError(fmt::format("{}: token id {} is not in 0 … 2147483647", where, id));
 }
 
 /// Runs a reader of JSON members; adds file and place to what it throws.
@@ -81,7 +73,7 @@ ReferencePrompt read_prompt(const Json& json, const std::string& path) {
   if (const Json* text = json.find("text"); text != nullptr && text->is_string()) {
     prompt.text = text->as_string();
   }
-  prompt.token_ids = with_place(where, [&] { return read_ids(json.at("token_ids"), where); });
+  prompt.token_ids = with_place(where, [&] { return read_token_ids(json.at("token_ids"), where); });
   check_count(json, "n_tokens", prompt.token_ids.size(), where);
   check_hash(json, prompt.token_ids, where);
   return prompt;
@@ -94,7 +86,7 @@ std::vector<ReferencePrompt> read_plain_lists(const Json& json, const std::strin
     ReferencePrompt prompt;
     prompt.id = fmt::format("prompt{:03}", prompts.size());
     prompt.source = std::filesystem::path(path).filename().string();
-    prompt.token_ids = read_ids(list, fmt::format("{}: {}", path, prompt.id));
+    prompt.token_ids = read_token_ids(list, fmt::format("{}: {}", path, prompt.id));
     prompts.push_back(std::move(prompt));
   };
   if (!nested) {
@@ -185,11 +177,11 @@ ReferenceGreedy read_greedy_run(const Json& json, const std::string& path) {
   const std::string where = fmt::format("{}: prompt \"{}\"", path, greedy.id);
   return with_place(where, [&] {
     greedy.n_prompt_tokens = json.at("n_prompt_tokens").as_integer();
-    greedy.run.token_ids = read_ids(json.at("token_ids"), where);
+    greedy.run.token_ids = read_token_ids(json.at("token_ids"), where);
     check_hash(json, greedy.run.token_ids, where);
     greedy.run.margins = read_floats(json, "margin");
     if (const Json* ids = json.find("runner_up"); ids != nullptr && !ids->is_null()) {
-      greedy.run.runner_up = read_ids(*ids, where);
+      greedy.run.runner_up = read_token_ids(*ids, where);
     }
     if (!greedy.run.margins.empty() && greedy.run.margins.size() != greedy.run.token_ids.size()) {
       throw FormatError(fmt::format("{} margins for {} token ids", greedy.run.margins.size(),
@@ -200,6 +192,15 @@ ReferenceGreedy read_greedy_run(const Json& json, const std::string& path) {
 }
 
 }  // namespace
+
+std::vector<int32_t> read_token_ids(const Json& json, const std::string& where) {
+  std::vector<int32_t> ids;
+  ids.reserve(json.as_array().size());
+  for (const Json& item : json.as_array()) {
+    ids.push_back(read_id(item, fmt::format("{}: index {}", where, ids.size())));
+  }
+  return ids;
+}
 
 Json ReferencePrompt::to_json() const {
   Json json = Json::object();
@@ -227,7 +228,7 @@ PromptFile read_prompts(const std::string& path) {
       file.arithmetic = text_member(json, "arithmetic");
       file.kv_type = text_member(json, "kv_type");
       if (const Json* bos = json.find("bos_id"); bos != nullptr && !bos->is_null()) {
-        file.bos_id = static_cast<int32_t>(bos->as_integer());
+        file.bos_id = read_id(*bos, path + ": bos_id");
       }
       if (const Json* versions = json.find("versions")) file.versions = *versions;
       for (const Json& item : json.at("prompts").as_array()) {

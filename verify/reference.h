@@ -39,6 +39,9 @@ struct ReferenceRows {
   std::vector<float> values;
 };
 
+/// The token ids of a JSON list. `where` begins messages. Throws FormatError for one that is none.
+std::vector<int32_t> read_token_ids(const Json& json, const std::string& where);
+
 /// Prompts from a prompts.json, a list of ids ([1, 2, 3]) or a list of lists. Checks each prompt's
 /// count and hash where the file has them: FormatError with file and prompt id.
 struct PromptFile {

@@ -106,6 +106,16 @@ void require_same_windows(const EvaluationWindows& a, const std::string& name_a,
   }
 }
 
+/// Throws where there are fewer windows than are to be scored: ids that nobody compared.
+void require_as_many_windows(const EvaluationWindows& found, const std::string& name,
+                             const EvaluationWindows& scored, const std::string& scored_name) {
+  if (found.windows.size() >= scored.windows.size()) return;
+  throw FormatError(
+      fmt::format("{} windows from {}, {} from {}: they are not of the same text, tokenizer and "
+                  "window length",
+                  found.windows.size(), name, scored.windows.size(), scored_name));
+}
+
 void limit_windows(EvaluationWindows& windows, int64_t n) {
   if (n <= 0 || static_cast<size_t>(n) >= windows.windows.size()) return;
   windows.windows.resize(static_cast<size_t>(n));
@@ -130,7 +140,9 @@ EvaluationWindows windows_of_both(const Side& a, const Side& b, const TokenPlanO
   }
   EvaluationWindows windows = cut(tokenizer_a ? *tokenizer_a : *tokenizer_b);
   if (tokenizer_a && tokenizer_b) {
-    require_same_windows(windows, a.path(), cut(*tokenizer_b), b.path());
+    const EvaluationWindows windows_b = cut(*tokenizer_b);
+    require_same_windows(windows, a.path(), windows_b, b.path());
+    require_as_many_windows(windows_b, b.path(), windows, a.path());
   }
   return windows;
 }
@@ -259,8 +271,8 @@ void fit_to_models(int64_t vocab_size, int64_t most_positions, TokenPlan& plan) 
 EvaluationWindows windows_of_lists(const Json& json, const std::string& path, int64_t n_windows) {
   EvaluationWindows windows;
   for (const Json& list : json.as_array()) {
-    auto& window = windows.windows.emplace_back();
-    for (const Json& id : list.as_array()) window.push_back(static_cast<int32_t>(id.as_integer()));
+    const std::string where = fmt::format("{}: window {}", path, windows.windows.size());
+    const auto& window = windows.windows.emplace_back(read_token_ids(list, where));
     if (window.size() < 2) {
       throw FormatError(fmt::format("{}: window {} has {}; an NLL needs at least 2", path,
                                     windows.windows.size() - 1, plural(window.size(), "token")));
@@ -322,8 +334,7 @@ EvaluationWindows read_windows(const std::string& path, int64_t window_length, i
         fmt::format("{}: expected a list of token ids, or a list of such lists", path));
   }
   if (json.as_array().front().is_array()) return windows_of_lists(json, path, n_windows);
-  std::vector<int32_t> ids;
-  for (const Json& id : json.as_array()) ids.push_back(static_cast<int32_t>(id.as_integer()));
+  const std::vector<int32_t> ids = read_token_ids(json, path);
   const bool begins_with_bos = bos_id && ids.front() == *bos_id;
   return cut_windows(ids, window_length, n_windows, begins_with_bos ? bos_id : std::nullopt);
 }
@@ -347,8 +358,10 @@ TokenPlan plan_tokens(const Side& a, const Side& b, const TokenPlanOptions& opti
     if (!options.text_file.empty() && plan.windows) {
       TokenPlanOptions as_bundle = options;
       as_bundle.window_length = plan.windows->window_length;
-      require_same_windows(windows_of_both(a, b, as_bundle, options.n_windows.value_or(0)),
-                           options.text_file, *plan.windows, plan.windows_source);
+      const EvaluationWindows of_text =
+          windows_of_both(a, b, as_bundle, options.n_windows.value_or(0));
+      require_same_windows(of_text, options.text_file, *plan.windows, plan.windows_source);
+      require_as_many_windows(of_text, options.text_file, *plan.windows, plan.windows_source);
     }
   } else {
     if (!options.text_file.empty()) {

@@ -154,9 +154,12 @@ TEST(VerifyEquivalence, Case_B79_RefusesATextOfOneToken) {
 TEST(VerifyEquivalence, RefusesTokenIdsOutsideTheVocabulary) {
   const test::TemporaryDirectory folder;
   EquivalenceOptions options;
-  options.tokens.token_ids_file = folder.write("ids.json", "[0, 1, 40]");
+  // The last two are 1 in 32 bits.
+  for (const char* ids : {"[0, 1, 40]", "[0, -1]", "[0, 4294967297]", "[[0, 4294967297]]"}) {
+    options.tokens.token_ids_file = folder.write("ids.json", ids);
 
-  EXPECT_THROW(compare({}, options), FormatError);
+    EXPECT_THROW(compare({}, options), FormatError) << ids;
+  }
 }
 
 TEST(VerifyEquivalence, HoldsDifferencesAgainstTheUsersLimit) {

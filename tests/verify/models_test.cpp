@@ -588,7 +588,12 @@ TEST_F(Models, WriteABundleThatTheyEqual) {
            "--new-tokens", "5", "--window-length", "16"});
   const cli::RunResult compared = run({a, bundle});
 
+  const std::string shorter = folder_.write("shorter.txt", "Some words to be scored, one");
+  const cli::RunResult other_text = run({a, bundle, "--text", shorter});
+
   ASSERT_EQ(written.exit_code, 0) << written.error;
+  EXPECT_EQ(other_text.exit_code, 3);
+  EXPECT_THAT(other_text.error, HasSubstr("not of the same text"));
   EXPECT_EQ(written.out, bundle + "\n");
   EXPECT_EQ(compared.exit_code, 0) << compared.out << compared.error;
   EXPECT_THAT(compared.out, AllOf(HasSubstr("KV type  f32"), HasSubstr("EQUAL, bit for bit")));

@@ -282,6 +282,10 @@ TEST(ReadPrompts, RefusesIdsThatAreNoTokens) {
 
   EXPECT_THROW(read_prompts(folder.write("a.json", "[1, -2]")), FormatError);
   EXPECT_THROW(read_prompts(folder.write("b.json", "[1, 2147483648]")), FormatError);
+  EXPECT_THROW(
+      read_prompts(folder.write(
+          "bos.json", R"({"bos_id": 4294967296, "prompts": [{"id": "a", "token_ids": [1]}]})")),
+      FormatError);
   EXPECT_THROW(read_prompts(folder.write("c.json", "[1, \"x\"]")), FormatError);
   EXPECT_THROW(read_prompts(folder.write("d.json", "[]")), FormatError);
   EXPECT_THROW(read_prompts(folder.write("e.json", "{\"prompts\": [{\"id\": \"a\"}]}")),
