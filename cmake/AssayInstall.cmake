@@ -1,10 +1,14 @@
-# The program, its shell completions, and the libraries with their headers, as a CMake package:
+# The program with the CUDA plug-in, its shell completions, and the libraries with their headers, as
+# a CMake package:
 #   find_package(assay REQUIRED)
 #   target_link_libraries(my_tool PRIVATE assay::convert)
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 install(TARGETS assay RUNTIME)
+if(ASSAY_CUDA)
+  install(TARGETS assay_cuda LIBRARY)
+endif()
 install(
   TARGETS assay_convert assay_runtime assay_calibrate assay_quantizer assay_verify
   EXPORT assayTargets
