@@ -18,6 +18,7 @@ limits=()
 [ -n "${MAX_DELTA_NLL:-}" ] && limits+=(--max-delta-nll "$MAX_DELTA_NLL")
 
 mkdir -p "$out"
+rm -f "$out"/verify.{json,xml} "$out"/report.{html,md,json}  # a step that fails leaves no old verdict
 "$assay" quantize "$model" --calibration "$calibration" --out "$out/model" "$@"
 
 verdict=0
