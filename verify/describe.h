@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace assay {
 
@@ -10,5 +11,8 @@ std::string describe_float(float value);
 
 /// A statistic for people: four significant digits, "1.234e-05", "0.01234", "inf".
 std::string describe_figure(double value);
+
+/// U+FFFD, which stands for bytes that are no text.
+inline constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 }  // namespace assay

@@ -10,8 +10,6 @@
 namespace assay {
 namespace {
 
-constexpr std::string_view kReplacement = "\xEF\xBF\xBD";  // U+FFFD
-
 /// Length of the well-formed UTF-8 character at the front of `text` whose code point XML 1.0
 /// allows; 0 if there is none.
 size_t xml_character(std::string_view text) {

@@ -376,18 +376,21 @@ TEST_F(Texts, AreThoseOfTheFolderInItsGgufFile) {
 
 // One bit in any token or merge of a GGUF file is found, or the file is refused.
 TEST_F(Texts, WithOneFlippedBitInAGgufFileAreFound) {
-  const std::string a = gguf(good(), "good.gguf"), b = folder_.file("flipped.gguf");
+  const std::string folder = good(), a = gguf(folder, "good.gguf"),
+                    b = folder_.file("flipped.gguf");
   const std::string bytes = read_text_file(a);
   const size_t begin = bytes.find("tokenizer.ggml.tokens"),
                end = bytes.find("tokenizer.ggml.bos_token_id");
   ASSERT_LT(begin, end);
   size_t n_found = 0;
-  for (size_t at = begin + 40; at + 1 < end; at += 211) {
+  for (size_t at = begin + 40; at + 1 < end; at += 97) {
     std::string flipped = bytes;
     flipped[at] = static_cast<char>(flipped[at] ^ 1);
     write_text_file(b, flipped);
     try {
-      EXPECT_FALSE(compare(a, b, options()).equal()) << at << ": " << bytes.substr(at - 60, 120);
+      EXPECT_FALSE(compare(a, b, options()).equal()) << at;
+      // What a folder has may be read otherwise where a type of the file is unknown.
+      EXPECT_NE(find(compare(folder, b, options()), "tokenizer").outcome, Outcome::kEqual) << at;
       ++n_found;
     } catch (const FormatError&) {
     }
