@@ -64,11 +64,16 @@ class LogitsCheck {
     }
   }
 
+  /// A prompt that one side has no logits of.
+  void leave_out() { ++n_left_out_; }
+
   Check finish() {
     check_.outcome = judge(n_equal_ == n_, worst_, policy_, policy_.max_logit_difference);
     if (n_hidden_ > 0) check_.details.push_back(fmt::format("… and {} more", n_hidden_));
     if (n_ == 0) {
-      check_.outcome = Outcome::kReported;
+      // Nothing was held against a limit: that is no pass.
+      const bool judged = policy_.bitwise || policy_.max_logit_difference;
+      check_.outcome = judged ? Outcome::kDifferent : Outcome::kReported;
       check_.summary = "no prompt has logits on both sides";
     } else if (n_equal_ == n_) {
       check_.summary = fmt::format("{} prompts, {} rows: every bit is equal", n_, n_rows_);
@@ -79,7 +84,11 @@ class LogitsCheck {
           describe_figure(worst_), worst_prompt_, worst_at_.row, worst_at_.column,
           describe_figure(rms_), n_argmax_, n_rows_);
     }
+    if (n_ > 0 && n_left_out_ > 0) {
+      check_.summary += fmt::format("; {} more have no logits on both sides", n_left_out_);
+    }
     check_.data.set("n_prompts", uint64_t{n_});
+    check_.data.set("n_left_out", uint64_t{n_left_out_});
     check_.data.set("n_equal", uint64_t{n_equal_});
     check_.data.set("n_rows", n_rows_);
     check_.data.set("n_argmax_different", n_argmax_);
@@ -94,7 +103,7 @@ class LogitsCheck {
  private:
   const Policy& policy_;
   Check check_;
-  size_t n_ = 0, n_equal_ = 0, n_hidden_ = 0;
+  size_t n_ = 0, n_equal_ = 0, n_hidden_ = 0, n_left_out_ = 0;
   int64_t n_rows_ = 0;
   uint64_t n_argmax_ = 0;
   double worst_ = 0.0, rms_ = 0.0;
@@ -150,7 +159,10 @@ Check check_logits(Side& a, Side& b, const TokenPlan& plan, const Policy& policy
       }
     }
     const auto last_a = a.final_logits(prompt), last_b = b.final_logits(prompt);
-    if (!last_a || !last_b) continue;
+    if (!last_a || !last_b) {
+      check.leave_out();
+      continue;
+    }
     check.add(prompt.id, "last position", compare_logits(*last_a, *last_b, columns), std::nullopt);
   }
   return check.finish();

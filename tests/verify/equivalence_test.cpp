@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/json.h"
+#include "convert/safetensors.h"
 #include "tests/support/temporary_directory.h"
 #include "tests/verify/fake_executor.h"
 #include "tests/verify/markup.h"
@@ -314,6 +316,26 @@ TEST(VerifyEquivalence, NotesWhatOnlyOneOfTwoBundlesHolds) {
                             "hidden state layer.0.output is only in A: not compared"}));
   ASSERT_EQ(report.checks.size(), 1u);
   EXPECT_EQ(report.checks[0].name, "logits");
+}
+
+TEST(VerifyEquivalence, DoesNotPassWhereNoLogitsWereCompared) {
+  const test::TemporaryDirectory folder;
+  const std::string whole = bundle(folder, "whole"), other = folder.file("other");
+  std::filesystem::copy(whole, other);
+  Json header = read_json_file(other + "/prompts.json");
+  Json prompts = header.at("prompts");
+  prompts.as_array().resize(1);
+  write_text_file(other + "/prompts.json", header.set("prompts", prompts).dump());
+  const std::vector<int64_t> position = {4};
+  const SafetensorsFile file = SafetensorsFile::open(whole + "/logits.safetensors");
+  const TensorView& row = file.find("final.len0005")->view;
+  write_safetensors(
+      other + "/logits.safetensors",
+      {source_of("all.len0005", {row.dtype, {1, row.shape[0]}, row.bytes}),
+       source_of("positions", {DType::kI64, {1}, std::as_bytes(std::span(position))})});
+  Side a = Side::open(whole), b = Side::open(other);
+
+  EXPECT_EQ(find(verify_equivalence(a, b, {}), "logits").outcome, Outcome::kDifferent);
 }
 
 TEST(VerifyEquivalence, TakesGreedyRunsOfOtherLengthsForDifferent) {
