@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -172,6 +175,69 @@ TEST(VerifyEquivalence, HoldsDifferencesAgainstTheUsersLimit) {
 
   EXPECT_EQ(find(compare(faults, wide), "logits").outcome, Outcome::kWithin);
   EXPECT_EQ(find(compare(faults, narrow), "logits").outcome, Outcome::kDifferent);
+}
+
+/// Options of two windows of text with these limits; only the logits and the NLL are compared.
+EquivalenceOptions with_limits(const test::TemporaryDirectory& folder,
+                               const PolicyRequest& limits) {
+  EquivalenceOptions options;
+  options.tokens.token_ids_file = ids_file(folder, 64);
+  options.tokens.window_length = 32;
+  options.policy = limits;
+  options.greedy = options.self_equality = false;
+  return options;
+}
+
+// Every limit holds what is equal to it and not what is above, whichever side is the better one.
+TEST(VerifyEquivalence, HoldsEachFigureAgainstItsOwnLimit) {
+  const test::TemporaryDirectory folder;
+  const test::FakeFaults faults = {.position = 6, .index = 7, .one_logit_shift = 0.5f};
+  for (const bool swapped : {false, true}) {
+    const auto outcome_of = [&](const char* check, const PolicyRequest& limits) {
+      Side sound = fake_side(), faulty = fake_side(faults);
+      const EquivalenceOptions options = with_limits(folder, limits);
+      return find(swapped ? verify_equivalence(faulty, sound, options)
+                          : verify_equivalence(sound, faulty, options),
+                  check);
+    };
+    const Json nll = outcome_of("nll", {.bitwise = false}).data;
+    const Json logits = outcome_of("logits", {.bitwise = false}).data;
+    double window = 0.0;
+    for (const Json& delta : nll.at("window_delta_nll").as_array()) {
+      window = std::max(window, std::fabs(delta.as_number()));
+    }
+    const double delta = std::fabs(nll.at("delta_nll").as_number()),
+                 kld = nll.at("kld").as_number(),
+                 logit = logits.at("max_abs_difference").as_number();
+    ASSERT_TRUE(window > delta && delta > 0.0 && kld > 0.0 && logit > 0.0);
+    const auto expect_limit = [&](const char* check, std::optional<double> PolicyRequest::*limit,
+                                  double size) {
+      PolicyRequest just_enough, too_tight;
+      just_enough.*limit = size;
+      too_tight.*limit = std::nextafter(size, 0.0);
+
+      EXPECT_EQ(outcome_of(check, just_enough).outcome, Outcome::kWithin) << check << size;
+      EXPECT_EQ(outcome_of(check, too_tight).outcome, Outcome::kDifferent) << check << size;
+    };
+
+    expect_limit("nll", &PolicyRequest::max_window_nll_difference, window);
+    expect_limit("nll", &PolicyRequest::max_delta_nll, delta);
+    expect_limit("nll", &PolicyRequest::max_kld, kld);
+    expect_limit("logits", &PolicyRequest::max_logit_difference, logit);
+  }
+}
+
+// Another best token is a difference where the reference's lead was larger than the limit.
+TEST(VerifyEquivalence, FindsBestTokensThatNoLimitExplains) {
+  const test::TemporaryDirectory folder;
+  const test::FakeFaults faults = {.position = 5, .index = 7, .one_logit_shift = 64.0f};
+
+  const Check nll = find(
+      compare(faults, with_limits(folder, {.max_logit_difference = 1e-6, .max_kld = 1e6})), "nll");
+
+  EXPECT_EQ(nll.outcome, Outcome::kDifferent);
+  EXPECT_EQ(nll.data.at("n_argmax_different_beyond_limit").as_integer(), 1);
+  EXPECT_THAT(nll.details.front(), HasSubstr("window 1, row 5: best token"));
 }
 
 // A limit that is not used would let any model pass.

@@ -120,6 +120,7 @@ class FakeExecutor final : public Executor {
   float with_logit_faults(float value, const BatchItem& item, size_t n_items, int64_t position,
                           int64_t column) const {
     if (faults_.op.empty() && position == faults_.position) value += faults_.logit_shift;
+    if (position == faults_.position && column == faults_.index) value += faults_.one_logit_shift;
     if (column != 3) return value;
     if (faults_.depends_on_chunks && item.token_ids.size() > 1) value = flip(value);
     if (faults_.depends_on_batch && n_items > 1) value = flip(value);

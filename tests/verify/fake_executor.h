@@ -19,6 +19,8 @@ struct FakeFaults {
   int64_t index = 0;
   /// Adds this to every logit at `position` (with an empty op).
   float logit_shift = 0.0f;
+  /// Adds this to logit `index` at `position`, which moves the distribution.
+  float one_logit_shift = 0.0f;
   /// Logits of calls with more than one token in a sequence differ in one bit.
   bool depends_on_chunks = false;
   /// Logits of calls with more than one sequence differ in one bit.

@@ -64,6 +64,30 @@ TEST(ChoosePolicy, GivesARepackTheRoomThatItsKeysAndValuesNeed) {
   EXPECT_GE(logits(KvType::kBF16), 0.15 * 4);
 }
 
+// The limits that policy.cpp derives in words; a wider one would pass what it should not.
+TEST(ChoosePolicy, HasTheStatedLimitsForEveryTypeOfKeysAndValues) {
+  struct Limits {
+    KvType type;
+    double logits, window_nll, delta_nll, kld;
+    double reference_window_nll, reference_delta_nll;
+  };
+  for (const Limits& wanted : {Limits{KvType::kF32, 0.02, 5e-4, 1e-4, 1e-5, 2e-4, 2e-5},
+                               Limits{KvType::kF16, 0.1, 5e-4, 1e-4, 1e-5, 2e-4, 2e-4},
+                               Limits{KvType::kBF16, 0.6, 4e-3, 8e-4, 1e-4, 2e-3, 1e-3}}) {
+    const Policy repack =
+        choose_policy(PairKind::kSameWeightsOtherFormats, {}, wanted.type, Json());
+    const Policy reference = choose_policy(PairKind::kForeignReference, {}, wanted.type, noise());
+
+    EXPECT_EQ(repack.max_logit_difference, wanted.logits);
+    EXPECT_EQ(repack.max_window_nll_difference, wanted.window_nll);
+    EXPECT_EQ(repack.max_delta_nll, wanted.delta_nll);
+    EXPECT_EQ(repack.max_kld, wanted.kld);
+    EXPECT_EQ(repack.weights, Policy::Weights::kAll);
+    EXPECT_EQ(reference.max_window_nll_difference, wanted.reference_window_nll);
+    EXPECT_EQ(reference.max_delta_nll, wanted.reference_delta_nll);
+  }
+}
+
 TEST(ChoosePolicy, LetsTheUsersLimitsReplaceDerivedOnes) {
   const Policy policy = choose_policy(PairKind::kForeignReference, {.max_logit_difference = 1.0},
                                       KvType::kF16, noise());
