@@ -165,6 +165,12 @@ TEST(VerifyEquivalence, RefusesTokenIdsOutsideTheVocabulary) {
 
     EXPECT_THROW(compare({}, options), FormatError) << ids;
   }
+  const std::vector<int32_t> negative = {0, -1};
+  options.tokens.token_ids_file = folder.file("ids.safetensors");
+  write_safetensors(
+      options.tokens.token_ids_file,
+      {source_of("token_ids", {DType::kI32, {1, 2}, std::as_bytes(std::span(negative))})});
+  EXPECT_THROW(compare({}, options), FormatError);
 }
 
 TEST(VerifyEquivalence, HoldsDifferencesAgainstTheUsersLimit) {

@@ -243,6 +243,16 @@ TEST_F(Bundle, RefusesPositionsThatRepeatOrAreNone) {
   });
 }
 
+TEST_F(Bundle, RefusesAPositionBehindThePrompt) {
+  change("logits.safetensors",
+         [](auto& tensors) { tensors.at("positions").bytes[5 * 8] = std::byte{99}; });
+
+  const ReferenceBundle bundle = ReferenceBundle::open(path());
+
+  EXPECT_THAT([&] { bundle.all_logits("all0006"); },
+              ThrowsMessage<FormatError>(HasSubstr("is outside its 6 tokens")));
+}
+
 TEST_F(Bundle, RefusesWindowsOfWhichThereAreNone) {
   change("nll.safetensors", [](auto& tensors) {
     for (auto& [name, tensor] : tensors) tensor = {tensor.dtype, {0, tensor.shape[1]}, {}};
