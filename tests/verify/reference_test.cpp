@@ -175,6 +175,12 @@ TEST_F(Bundle, RefusesAGreedyRunWithOneChangedId) {
   EXPECT_THAT(error(), AllOf(HasSubstr("greedy.json"), HasSubstr("len0003"), HasSubstr("hash")));
 }
 
+TEST_F(Bundle, RefusesGreedyRunsThatAreNotThoseOfAllSha256) {
+  edit("greedy.json", "\"all_sha256\": \"", "\"all_sha256\": \"0");
+
+  EXPECT_THAT(error(), AllOf(HasSubstr("greedy.json"), HasSubstr("all_sha256 is 0")));
+}
+
 TEST_F(Bundle, RefusesWindowsThatAreNotThoseOfNllJson) {
   edit("nll.json", "\"window_token_ids_sha256\": \"", "\"window_token_ids_sha256\": \"0");
 
