@@ -349,6 +349,17 @@ TEST(VerifyEquivalence, FindsItsOwnBundleEqualBitForBit) {
   EXPECT_EQ(find(report, "nll").data.at("n_windows").as_integer(), 2);
 }
 
+TEST(VerifyEquivalence, AllowsABundleOfAnotherKvTypeItsTolerance) {
+  const test::TemporaryDirectory folder;
+  EquivalenceOptions options;
+  options.kv_type = KvType::kF32;
+
+  const EquivalenceReport report = compare_bundle(bundle(folder, "f16"), {}, options);
+
+  EXPECT_FALSE(report.policy.bitwise);
+  EXPECT_EQ(report.kv_type, "f32");
+}
+
 TEST(VerifyEquivalence, Case_B80_FindsADifferenceFromAWrongReference) {
   const test::TemporaryDirectory folder;
 
