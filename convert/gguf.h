@@ -140,8 +140,9 @@ uint64_t gguf_file_bytes(const std::string& path, const GgufMetadata& metadata,
 /// Writes a GGUF v3 file with alignment 32, keys and tensors in the given order. FormatError for
 /// names that the format cannot hold, UnsupportedError for weight formats without a GGUF type,
 /// ShapeError for shapes that do not fit the format or its source's number of bytes. `progress`
-/// is told the index of each tensor and how many of its bytes are written, before the first and
-/// every few MiB, perhaps on another thread; what it throws ends the writing.
+/// is told the index of a tensor that is being written and how many bytes of all tensors are
+/// written, before the first and every few MiB, on any thread but one at a time; what it throws
+/// ends the writing.
 WrittenGguf write_gguf(const std::string& path, const GgufMetadata& metadata,
                        const std::vector<GgufTensorSource>& tensors,
                        const std::function<void(size_t, uint64_t)>& progress = {});

@@ -216,22 +216,22 @@ std::vector<WrittenGguf> GgufPlan::write_parts(const std::string& path, const Pr
   std::vector<WrittenGguf> files;
   for (int64_t part = 0; part < count; ++part) {
     std::vector<GgufTensorSource> sources;
-    std::vector<size_t> indices;   // of the sources
-    std::vector<uint64_t> before;  // bytes of all tensors in front of each
+    std::vector<size_t> indices;  // of the sources
+    uint64_t part_bytes = 0;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       if (parts[i] != part) continue;
       indices.push_back(i);
-      before.push_back(done);
-      done += tensors_[i].bytes;
+      part_bytes += tensors_[i].bytes;
       sources.push_back({tensors_[i].name, tensors_[i].shape, tensors_[i].format,
                          [&, i](const auto& sink) { write_tensor(i, sink); }, stored_rows(i)});
     }
-    const auto tell = [&](size_t source, uint64_t in_tensor) {
-      if (progress) progress(before[source] + in_tensor, tensors_[indices[source]].name);
+    const auto tell = [&](size_t source, uint64_t in_part) {
+      if (progress) progress(done + in_part, tensors_[indices[source]].name);
     };
     files.push_back(write_gguf(names[static_cast<size_t>(part)],
                                metadata_of_part(metadata_, part, count, tensors_.size()), sources,
                                tell));
+    done += part_bytes;
   }
   return files;
 }

@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <set>
 #include <type_traits>
 
@@ -170,10 +170,11 @@ std::string WrittenGguf::contents_sha256() const {
 
 namespace {
 
-constexpr uint64_t kSmallBytes = uint64_t{1} << 20;   // such tensors are made in advance
-constexpr uint64_t kRunBytes = uint64_t{1} << 29;     // read twice, so they should stay in memory
-constexpr uint64_t kWriteBytes = uint64_t{4} << 20;   // a piece for the system
-constexpr uint64_t kHashBytes = uint64_t{256} << 10;  // a piece for the cache of one core
+constexpr uint64_t kSmallBytes = uint64_t{1} << 20;    // such tensors are made in advance
+constexpr uint64_t kMadeBytes = uint64_t{1} << 27;     // as many of them as fill this
+constexpr uint64_t kPieceBytes = uint64_t{256} << 10;  // hashed, then written from the cache
+constexpr uint64_t kWaitingBytes = uint64_t{2} << 20;  // hashed at most while others write
+constexpr uint64_t kTellBytes = uint64_t{4} << 20;     // between two calls of `progress`
 
 /// A tensor whose bytes are all there: `stored`, or made in advance.
 struct ReadyTensor {
@@ -183,30 +184,92 @@ struct ReadyTensor {
   std::vector<std::byte> made;
 };
 
-/// The tensor's bytes in order, in pieces of about `piece_bytes` where the rows lie one after
-/// another; `at_end` is called behind the last. `tensor` must stay.
-ByteStream pieces_of(const ReadyTensor& tensor, uint64_t piece_bytes, bool check,
-                     const std::function<void()>& at_end) {
-  if (tensor.stored == nullptr) {
-    return {tensor.bytes, [left = std::span(tensor.made)]() mutable {
-              return std::exchange(left, std::span<const std::byte>());
-            }};
-  }
-  const StoredRows& rows = *tensor.stored;
-  return {tensor.bytes, [&rows, piece_bytes, check, at_end, next = int64_t{0}]() mutable {
-            std::span<const std::byte> piece;
-            for (; next < rows.n && piece.size() < piece_bytes; ++next) {
-              const std::span<const std::byte> row = rows.row(next);
-              if (!piece.empty() && row.data() != piece.data() + piece.size()) break;
-              if (check && rows.check) rows.check(next);
-              piece = {piece.empty() ? row.data() : piece.data(), piece.size() + row.size()};
-            }
-            if (piece.empty()) at_end();
-            return piece;
-          }};
-}
+/// The bytes of a ready tensor in order, in pieces of about kPieceBytes. The tensor must stay.
+class Pieces {
+ public:
+  explicit Pieces(const ReadyTensor& tensor) : tensor_(&tensor) {}
 
-/// Writes one file's tensors in order and hashes them.
+  /// None at the end.
+  std::span<const std::byte> next() {
+    if (tensor_->stored == nullptr) {
+      return next_row_++ == 0 ? std::span(tensor_->made) : std::span<const std::byte>();
+    }
+    const StoredRows& rows = *tensor_->stored;
+    std::span<const std::byte> piece;
+    gathered_.clear();
+    for (; next_row_ < rows.n && piece.size() < kPieceBytes; ++next_row_) {
+      const std::span<const std::byte> row = rows.row(next_row_);
+      if (rows.check) rows.check(next_row_);
+      if (piece.empty()) {
+        piece = row;
+      } else if (row.data() == piece.data() + piece.size()) {
+        piece = {piece.data(), piece.size() + row.size()};
+      } else {  // elsewhere in the source
+        if (gathered_.empty()) gathered_.assign(piece.begin(), piece.end());
+        gathered_.insert(gathered_.end(), row.begin(), row.end());
+        piece = gathered_;
+      }
+    }
+    return piece;
+  }
+  /// Whether the last piece stays until the next() call only.
+  bool is_gathered() const { return !gathered_.empty(); }
+
+ private:
+  const ReadyTensor* tensor_;
+  int64_t next_row_ = 0;
+  std::vector<std::byte> gathered_;
+};
+
+/// Writes a ready tensor at its place in the file, piece by piece as they are hashed. A file takes
+/// one write at a time; while others write, a tensor's pieces wait, and hashing goes on.
+class TensorCopy {
+ public:
+  TensorCopy(const ReadyTensor& tensor, uint64_t offset, const HashedFile& file, std::mutex& turn)
+      : tensor_(&tensor), offset_(offset), file_(&file), turn_(&turn), pieces_(tensor) {}
+
+  /// The next piece to hash; none at the end, when all is written.
+  std::span<const std::byte> next() {
+    write_waiting(pieces_.is_gathered() || waiting_.size() >= kWaitingBytes);
+    const std::span<const std::byte> piece = pieces_.next();
+    if (!waiting_.empty() && piece.data() == waiting_.data() + waiting_.size()) {
+      waiting_ = {waiting_.data(), waiting_.size() + piece.size()};
+      return piece;
+    }
+    write_waiting(true);
+    waiting_ = piece;
+    if (piece.empty() && tensor_->stored != nullptr && tensor_->stored->release) {
+      tensor_->stored->release();
+    }
+    return piece;
+  }
+  uint64_t written() const { return written_; }
+
+ private:
+  /// Now, or only if nobody else is writing.
+  void write_waiting(bool now) {
+    if (waiting_.empty()) return;
+    std::unique_lock lock(*turn_, std::defer_lock);
+    if (now) {
+      lock.lock();
+    } else if (!lock.try_lock()) {
+      return;
+    }
+    file_->write_at(offset_ + written_, waiting_);
+    written_ += waiting_.size();
+    waiting_ = {};
+  }
+
+  const ReadyTensor* tensor_;
+  uint64_t offset_;
+  const HashedFile* file_;
+  std::mutex* turn_;
+  Pieces pieces_;
+  std::span<const std::byte> waiting_;
+  uint64_t written_ = 0;
+};
+
+/// Writes one file's tensors and hashes them.
 class TensorWriter {
  public:
   TensorWriter(const std::string& path, const std::vector<GgufTensorSource>& tensors,
@@ -227,18 +290,13 @@ class TensorWriter {
   }
 
  private:
-  /// Bytes of a tensor: written, and when progress_ was last told.
-  struct Place {
-    uint64_t done = 0;
-    uint64_t told = 0;
-  };
-
-  void write_piece(size_t index, Place& place, std::span<const std::byte> piece) {
-    const bool tell = place.done == 0 || place.done - place.told >= kWriteBytes;
-    if (tell && progress_) progress_(index, place.done);
-    if (tell) place.told = place.done;
-    file_.write(piece);
-    place.done += piece.size();
+  /// `bytes` more of a tensor are about to be written; by any thread.
+  void tell(size_t index, uint64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const bool tell = done_ == 0 || done_ - told_ >= kTellBytes;
+    if (tell) told_ = done_;
+    if (tell && progress_) progress_(index, done_);
+    done_ += bytes;
   }
 
   void make(size_t index, const std::function<void(std::span<const std::byte>)>& use) const {
@@ -262,72 +320,56 @@ class TensorWriter {
   /// Each piece is hashed and written at the same time.
   void write_as_it_comes(size_t index) {
     file_.begin_part();
-    Place place;
-    make(index, [&](std::span<const std::byte> piece) { write_piece(index, place, piece); });
+    make(index, [&](std::span<const std::byte> piece) {
+      tell(index, piece.size());
+      file_.write(piece);
+    });
     hashes_[index] = file_.end_part();
     file_.pad(padding_after(bytes_of(tensors_[index])));
   }
 
-  /// As many tensors from `first` on as are ready, at most about kRunBytes of them.
+  /// As many tensors from `first` on as are ready.
   std::vector<ReadyTensor> ready_from(size_t first) const {
     std::vector<ReadyTensor> ready;
-    uint64_t total = 0;
-    for (size_t i = first; i < tensors_.size() && total < kRunBytes; ++i) {
+    uint64_t made_bytes = 0;
+    for (size_t i = first; i < tensors_.size() && made_bytes < kMadeBytes; ++i) {
       const GgufTensorSource& tensor = tensors_[i];
       const uint64_t bytes = bytes_of(tensor);
       const StoredRows* const stored = tensor.stored ? &*tensor.stored : nullptr;
       if (stored == nullptr && bytes > kSmallBytes) break;
       ready.push_back({i, bytes, stored, {}});
-      if (stored == nullptr) {
-        std::vector<std::byte>& made = ready.back().made;
-        make(i, [&](auto piece) { made.insert(made.end(), piece.begin(), piece.end()); });
-      }
-      total += bytes;
+      if (stored != nullptr) continue;
+      std::vector<std::byte>& made = ready.back().made;
+      make(i, [&](auto piece) { made.insert(made.end(), piece.begin(), piece.end()); });
+      made_bytes += bytes;
     }
     return ready;
   }
 
-  /// One thread writes all of them in order, the others check and hash them.
+  /// Each thread takes tensors, hashes a piece and writes it while it is in its cache.
   void write_ready(const std::vector<ReadyTensor>& ready) {
-    // Who comes second finds the pages of a tensor in memory, and lets them go.
-    std::vector<std::atomic<int>> n_done(ready.size());
-    const auto at_end = [&](size_t i) {
-      return [&, i] {
-        const StoredRows& rows = *ready[i].stored;
-        if (n_done[i].fetch_add(1) == 1 && rows.release) rows.release();
-      };
-    };
+    std::mutex turn;
     std::vector<ByteStream> streams;
-    for (size_t i = 0; i < ready.size(); ++i) {
-      streams.push_back(pieces_of(ready[i], kHashBytes, true, at_end(i)));
+    for (const ReadyTensor& tensor : ready) {
+      const uint64_t offset = file_.reserve(tensor.bytes);
+      file_.pad(padding_after(tensor.bytes));
+      streams.push_back(
+          {tensor.bytes, [this, &tensor, copy = TensorCopy(tensor, offset, file_, turn)]() mutable {
+             const std::span<const std::byte> piece = copy.next();
+             if (!piece.empty()) {
+               tell(tensor.index, piece.size());
+             } else {
+               check_size(tensors_[tensor.index], copy.written(), tensor.bytes);
+             }
+             return piece;
+           }});
     }
     Sha256Streams hashes(std::move(streams));
-    parallel_for(n_threads() + 1, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (i > 0) {
-          hashes.work();
-          continue;
-        }
-        try {
-          for (size_t k = 0; k < ready.size(); ++k) write(ready[k], at_end(k));
-        } catch (...) {
-          hashes.stop();
-          throw;
-        }
-      }
+    parallel_for(n_threads(), 1, [&](int64_t begin, int64_t end) {
+      for (; begin < end; ++begin) hashes.work();
     });
     std::vector<std::string> found = hashes.finish();
     for (size_t i = 0; i < ready.size(); ++i) hashes_[ready[i].index] = std::move(found[i]);
-  }
-
-  void write(const ReadyTensor& ready, const std::function<void()>& at_end) {
-    const ByteStream bytes = pieces_of(ready, kWriteBytes, false, at_end);
-    Place place;
-    for (auto piece = bytes.next(); !piece.empty(); piece = bytes.next()) {
-      write_piece(ready.index, place, piece);
-    }
-    check_size(tensors_[ready.index], place.done, ready.bytes);
-    file_.pad(padding_after(ready.bytes));
   }
 
   const std::string& path_;
@@ -335,6 +377,9 @@ class TensorWriter {
   const std::function<void(size_t, uint64_t)>& progress_;
   HashedFile& file_;
   std::vector<std::string> hashes_;
+  std::mutex mutex_;
+  uint64_t done_ = 0;  // bytes of tensors, and when progress_ was last told
+  uint64_t told_ = 0;
 };
 
 }  // namespace

@@ -250,9 +250,9 @@ void AtomicFile::open_temporary() {
   }
 }
 
-void AtomicFile::fail(const char* doing, int error) const {
-  throw_system_error(temporary_ + ": cannot be " + doing + " at byte " + std::to_string(written_),
-                     error, "the file wants at least " + std::to_string(size_) + " bytes");
+void AtomicFile::fail(const std::string& doing, int error) const {
+  throw_system_error(temporary_ + ": cannot be " + doing, error,
+                     "the file wants at least " + std::to_string(size_) + " bytes");
 }
 
 void AtomicFile::discard() noexcept {
@@ -262,28 +262,35 @@ void AtomicFile::discard() noexcept {
   fd_ = -1;
 }
 
-void AtomicFile::write_out(std::span<const std::byte> bytes) {
+void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) const {
   while (!bytes.empty()) {
-    const ssize_t n = file_system_calls().write(fd_, bytes.data(), bytes.size());
+    const ssize_t n =
+        file_system_calls().write(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail("written", errno);
-    if (n == 0) fail("written", EIO);  // would loop for ever
-    written_ += static_cast<uint64_t>(n);
+    const int error = n == 0 ? EIO : errno;  // 0 would loop for ever
+    if (n <= 0) fail("written at byte " + std::to_string(offset), error);
+    offset += static_cast<uint64_t>(n);
     bytes = bytes.subspan(static_cast<size_t>(n));
   }
 }
 
 void AtomicFile::flush() {
-  write_out(buffer_);
+  write_at(size_ - buffer_.size(), buffer_);
   buffer_.clear();
+}
+
+uint64_t AtomicFile::reserve(uint64_t n) {
+  flush();
+  size_ += n;
+  return size_ - n;
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
   ASSAY_CHECK(fd_ >= 0);
-  size_ += bytes.size();
   if (bytes.size() > kBufferBytes - buffer_.size()) flush();
+  size_ += bytes.size();
   if (bytes.size() >= kBufferBytes) {
-    write_out(bytes);
+    write_at(size_ - bytes.size(), bytes);
   } else {
     buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
   }

@@ -78,22 +78,24 @@ class AtomicFile {
   void write(std::string_view text);
   /// Appends n zero bytes.
   void pad(uint64_t n);
-  uint64_t size() const { return size_; }  // bytes given to write and pad so far
+  /// Appends room for n bytes and returns where it begins. All of it must get bytes by write_at()
+  /// before commit(), in any order and on any threads at once.
+  uint64_t reserve(uint64_t n);
+  void write_at(uint64_t offset, std::span<const std::byte> bytes) const;
+  uint64_t size() const { return size_; }  // bytes given to write, pad and reserve so far
   /// Makes the bytes durable (fsync of the file and of its folder) and gives them their name.
   void commit();
 
  private:
   void open_temporary();
   void flush();
-  void write_out(std::span<const std::byte> bytes);
-  [[noreturn]] void fail(const char* doing, int error) const;
+  [[noreturn]] void fail(const std::string& doing, int error) const;
   void discard() noexcept;
   std::string path_;
   std::string temporary_;
   int fd_ = -1;
   uint64_t size_ = 0;
-  uint64_t written_ = 0;  // bytes that reached the file; size_ - written_ wait in buffer_
-  std::vector<std::byte> buffer_;
+  std::vector<std::byte> buffer_;  // the last of the size_ bytes, which wait
 };
 
 /// Calls `use` with successive pieces of a regular file until its end. FileError.

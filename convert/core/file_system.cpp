@@ -75,18 +75,18 @@ Outcome next_outcome() {
   return Outcome::kDoIt;
 }
 
-ssize_t default_write(int fd, const void* data, size_t n) {
+ssize_t default_write(int fd, const void* data, size_t n, off_t at) {
   switch (next_outcome()) {
     case Outcome::kFail:
       return -1;
     case Outcome::kDie:
-      static_cast<void>(!::write(fd, data, n / 2));
+      static_cast<void>(!::pwrite(fd, data, n / 2, at));
       std::raise(SIGKILL);
       [[fallthrough]];
     case Outcome::kDoIt:
       break;
   }
-  return ::write(fd, data, n);
+  return ::pwrite(fd, data, n, at);
 }
 
 int default_fsync(int fd) {

@@ -18,7 +18,7 @@ namespace assay {
 /// - eio:N     this one call fails with EIO
 /// Anything else in the variable is a UsageError. Unset, it costs one predictable branch per call.
 struct FileSystemCalls {
-  ssize_t (*write)(int fd, const void* data, size_t n);
+  ssize_t (*write)(int fd, const void* data, size_t n, off_t at);  // pwrite
   int (*fsync)(int fd);
   int (*rename)(const char* from, const char* to);
 };

@@ -63,6 +63,12 @@ void HashedFile::pad(uint64_t n) {
   }
 }
 
+uint64_t HashedFile::reserve(uint64_t n) {
+  ASSAY_CHECK(!hash_ && !part_hash_);
+  flush();
+  return file_.reserve(n);
+}
+
 void HashedFile::begin_part() {
   ASSAY_CHECK(!part_hash_);
   flush();

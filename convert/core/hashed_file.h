@@ -27,6 +27,11 @@ class HashedFile {
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   void pad(uint64_t n);  // n zero bytes
+  /// AtomicFile's, for bytes that somebody else hashes; only where the whole file is not.
+  uint64_t reserve(uint64_t n);
+  void write_at(uint64_t offset, std::span<const std::byte> bytes) const {
+    file_.write_at(offset, bytes);
+  }
   uint64_t size() const { return file_.size() + pending_.size(); }
 
   void begin_part();

@@ -171,6 +171,22 @@ TEST(AtomicFile, RefusesAFolderAndAPipe) {
               ThrowsMessage<FileError>(HasSubstr("pipe: is a device or a pipe")));
 }
 
+TEST(AtomicFile, RoomLeftIsFilledInAnyOrder) {
+  const TemporaryDirectory folder;
+  AtomicFile file(folder.file("out"));
+  const auto bytes = [](std::string_view text) { return std::as_bytes(std::span(text)); };
+  file.write("head ");
+  const uint64_t first = file.reserve(3), second = file.reserve(4);
+  file.write(" tail");
+
+  std::thread([&] { file.write_at(second, bytes("four")); }).join();
+  file.write_at(first + 1, bytes("ne"));
+  file.write_at(first, bytes("o"));
+  file.commit();
+
+  EXPECT_EQ(read_text_file(folder.file("out")), "head onefour tail");
+}
+
 TEST(WriteTextFile, WritesIntoAPipeInsteadOfTakingItsPlace) {
   const TemporaryDirectory folder;
   const std::string pipe = folder.file("pipe");
@@ -190,12 +206,12 @@ TEST(AtomicFile, GoesOnAfterInterruptionsAndShortWrites) {
   const CallGuard guard;
   static int n_calls;
   n_calls = 0;
-  file_system_calls().write = [](int fd, const void* data, size_t n) -> ssize_t {
+  file_system_calls().write = [](int fd, const void* data, size_t n, off_t at) -> ssize_t {
     if (n_calls++ % 2 == 0) {
       errno = EINTR;
       return -1;
     }
-    return ::write(fd, data, std::min<size_t>(n, 7));
+    return ::pwrite(fd, data, std::min<size_t>(n, 7), at);
   };
   file_system_calls().fsync = [](int) {
     errno = EINTR;
@@ -210,7 +226,7 @@ TEST(AtomicFile, GoesOnAfterInterruptionsAndShortWrites) {
 TEST(AtomicFile, Case_B82_FullDiskIsAResourceErrorAndLeavesNoPartialFile) {
   const TemporaryDirectory folder;
   const CallGuard guard;
-  file_system_calls().write = [](int, const void*, size_t) -> ssize_t {
+  file_system_calls().write = [](int, const void*, size_t, off_t) -> ssize_t {
     errno = ENOSPC;
     return -1;
   };
@@ -226,7 +242,7 @@ TEST(AtomicFile, Case_B82_EveryFailingCallIsReported) {
     const TemporaryDirectory folder;
     const CallGuard guard;
     if (call == "write") {
-      file_system_calls().write = [](int, const void*, size_t) -> ssize_t {
+      file_system_calls().write = [](int, const void*, size_t, off_t) -> ssize_t {
         errno = EIO;
         return -1;
       };
