@@ -9,6 +9,7 @@
 #include "convert/core/error.h"
 #include "convert/core/words.h"
 #include "convert/families/bounds.h"
+#include "convert/families/rope_config.h"
 
 namespace assay {
 namespace {
@@ -111,6 +112,17 @@ void read_special_ids(const ConfigReader& config, const Json& generation_config,
 
 int64_t read_layer_count(const ConfigReader& config) {
   return config.integer("num_hidden_layers", 1, kMaxLayers);
+}
+
+ModelSpec read_dense_decoder(const ConfigReader& config, std::string_view family,
+                             const DecoderDefaults& defaults) {
+  ModelSpec spec = read_decoder_sizes(config, family, defaults);
+  LayerSpec layer;
+  layer.attention = read_heads(config, spec.hidden_size, defaults);
+  layer.attention.rope = read_rope_config(config, layer.attention.head_dim, spec.context_length);
+  layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
+  spec.layers.assign(static_cast<size_t>(read_layer_count(config)), layer);
+  return spec;
 }
 
 std::vector<std::string> read_layer_types(const ConfigReader& config, int64_t n_layers,

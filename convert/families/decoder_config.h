@@ -41,6 +41,11 @@ void read_special_ids(const ConfigReader& config, const Json& generation_config,
 /// num_hidden_layers.
 int64_t read_layer_count(const ConfigReader& config);
 
+/// All of that but the activation and the special ids: a decoder whose layers are copies of one,
+/// with an MLP of intermediate_size, and no more than rope in its attention.
+ModelSpec read_dense_decoder(const ConfigReader& config, std::string_view family,
+                             const DecoderDefaults& defaults);
+
 /// `layer_types`: one string per layer, each in `allowed`; empty if absent.
 std::vector<std::string> read_layer_types(const ConfigReader& config, int64_t n_layers,
                                           std::initializer_list<std::string_view> allowed);

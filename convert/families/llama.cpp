@@ -13,18 +13,11 @@ namespace {
 constexpr std::string_view kModelTypes[] = {"llama", "mistral"};
 constexpr std::string_view kArchitecture = "llama";
 
-AttentionSpec read_attention(const Json& json, const ConfigReader& config, bool is_mistral,
-                             const ModelSpec& spec, const DecoderDefaults& defaults) {
-  AttentionSpec attention = read_heads(config, spec.hidden_size, defaults);
-  attention.qkv_bias = attention.o_bias = !is_mistral && config.boolean_or("attention_bias", false);
-  attention.rope = read_rope_config(config, attention.head_dim, spec.context_length);
-  if (!is_mistral) return attention;
-  // Absent means the default of the model class; null means none.
-  if (json.find("sliding_window") == nullptr) attention.sliding_window = 4096;
-  if (config.has("sliding_window")) {
-    attention.sliding_window = config.integer("sliding_window", 1, kMaxContext);
-  }
-  return attention;
+/// Mistral's: absent means the default of the model class; null means none.
+std::optional<int64_t> read_window(const Json& json, const ConfigReader& config) {
+  if (config.has("sliding_window")) return config.integer("sliding_window", 1, kMaxContext);
+  if (json.find("sliding_window") == nullptr) return 4096;
+  return std::nullopt;
 }
 
 ModelSpec read_config(const Json& json, const Json& generation_json) {
@@ -33,13 +26,14 @@ ModelSpec read_config(const Json& json, const Json& generation_json) {
   const DecoderDefaults defaults{.n_kv_heads = is_mistral ? 8 : 0,
                                  .context_length = is_mistral ? 131072 : 2048};
   require_activation(config, "hidden_act", {"silu", "swish"});
-  ModelSpec spec = read_decoder_sizes(config, "llama", defaults);
-
-  LayerSpec layer;
-  layer.attention = read_attention(json, config, is_mistral, spec, defaults);
-  layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
-  layer.mlp.bias = !is_mistral && config.boolean_or("mlp_bias", false);
-  spec.layers.assign(static_cast<size_t>(read_layer_count(config)), layer);
+  ModelSpec spec = read_dense_decoder(config, "llama", defaults);
+  const bool attention_bias = !is_mistral && config.boolean_or("attention_bias", false);
+  const bool mlp_bias = !is_mistral && config.boolean_or("mlp_bias", false);
+  for (LayerSpec& layer : spec.layers) {
+    layer.attention.qkv_bias = layer.attention.o_bias = attention_bias;
+    layer.mlp.bias = mlp_bias;
+    if (is_mistral) layer.attention.sliding_window = read_window(json, config);
+  }
   read_special_ids(config, generation_json, spec);
   return spec;
 }

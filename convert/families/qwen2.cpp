@@ -1,10 +1,8 @@
 // Qwen2 and Qwen2.5, dense: transformers' modeling_qwen2.py.
-#include "convert/families/bounds.h"
 #include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
-#include "convert/families/rope_config.h"
 #include "convert/families/tensor_table.h"
 
 namespace assay {
@@ -17,14 +15,8 @@ constexpr DecoderDefaults kDefaults{.n_kv_heads = 32, .context_length = 32768};
 ModelSpec read_config(const Json& json, const Json& generation_json) {
   const ConfigReader config(json, "config.json");
   require_activation(config, "hidden_act", {"silu", "swish"});
-  ModelSpec spec = read_decoder_sizes(config, "qwen2", kDefaults);
-  LayerSpec layer;
-  layer.attention = read_heads(config, spec.hidden_size, kDefaults);
-  layer.attention.qkv_bias = true;
-  layer.attention.rope = read_rope_config(config, layer.attention.head_dim, spec.context_length);
-  layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
-  const int64_t n_layers = read_layer_count(config);
-  spec.layers.assign(static_cast<size_t>(n_layers), layer);
+  ModelSpec spec = read_dense_decoder(config, "qwen2", kDefaults);
+  for (LayerSpec& layer : spec.layers) layer.attention.qkv_bias = true;
   read_qwen_windows(config, spec);
   read_special_ids(config, generation_json, spec);
   return spec;

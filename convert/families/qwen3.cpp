@@ -1,10 +1,8 @@
 // Qwen3, dense: transformers' modeling_qwen3.py.
-#include "convert/families/bounds.h"
 #include "convert/families/config_writer.h"
 #include "convert/families/decoder_config.h"
 #include "convert/families/decoder_gguf.h"
 #include "convert/families/family.h"
-#include "convert/families/rope_config.h"
 #include "convert/families/tensor_table.h"
 
 namespace assay {
@@ -17,14 +15,12 @@ constexpr DecoderDefaults kDefaults{.n_kv_heads = 32, .head_dim = 128, .context_
 ModelSpec read_config(const Json& json, const Json& generation_json) {
   const ConfigReader config(json, "config.json");
   require_activation(config, "hidden_act", {"silu", "swish"});
-  ModelSpec spec = read_decoder_sizes(config, "qwen3", kDefaults);
-  LayerSpec layer;
-  layer.attention = read_heads(config, spec.hidden_size, kDefaults);
-  layer.attention.qk_norm = true;
-  layer.attention.qkv_bias = layer.attention.o_bias = config.boolean_or("attention_bias", false);
-  layer.attention.rope = read_rope_config(config, layer.attention.head_dim, spec.context_length);
-  layer.mlp.intermediate_size = config.integer("intermediate_size", 1, kMaxIntermediate);
-  spec.layers.assign(static_cast<size_t>(read_layer_count(config)), layer);
+  ModelSpec spec = read_dense_decoder(config, "qwen3", kDefaults);
+  const bool has_bias = config.boolean_or("attention_bias", false);
+  for (LayerSpec& layer : spec.layers) {
+    layer.attention.qk_norm = true;
+    layer.attention.qkv_bias = layer.attention.o_bias = has_bias;
+  }
   read_qwen_windows(config, spec);
   read_special_ids(config, generation_json, spec);
   return spec;

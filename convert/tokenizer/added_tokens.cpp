@@ -45,29 +45,11 @@ StringMatcher::StringMatcher(const std::vector<std::string>& strings) {
   for (size_t i = 0; i < strings.size(); ++i) {
     ASSAY_CHECK(!strings[i].empty());
     starts_[static_cast<uint8_t>(strings[i][0])] = true;
-    uint32_t node = 0;
-    for (const char c : strings[i]) {
-      const auto byte = static_cast<uint8_t>(c);
-      uint32_t next = child(node, byte);
-      if (next == 0) {
-        next = static_cast<uint32_t>(nodes_.size());
-        nodes_.emplace_back();
-        auto& edges = nodes_[node].edges;
-        const auto place = std::lower_bound(edges.begin(), edges.end(), byte,
-                                            [](const Edge& e, uint8_t b) { return e.byte < b; });
-        edges.insert(place, {byte, next});
-      }
-      node = next;
+    const uint32_t node = strings_.add(strings[i]);
+    if (strings_.number(node) == ByteTrie::kNoNumber) {
+      strings_.set_number(node, static_cast<int32_t>(i));
     }
-    if (nodes_[node].string == kNoString) nodes_[node].string = static_cast<uint32_t>(i);
   }
-}
-
-uint32_t StringMatcher::child(uint32_t node, uint8_t byte) const {
-  const auto& edges = nodes_[node].edges;
-  const auto found = std::lower_bound(edges.begin(), edges.end(), byte,
-                                      [](const Edge& e, uint8_t b) { return e.byte < b; });
-  return found != edges.end() && found->byte == byte ? found->node : 0;
 }
 
 std::optional<StringMatcher::Match> StringMatcher::find(
@@ -75,12 +57,13 @@ std::optional<StringMatcher::Match> StringMatcher::find(
   for (size_t begin = from; begin < text.size(); ++begin) {
     if (!starts_[static_cast<uint8_t>(text[begin])]) continue;
     std::optional<Match> longest;
-    uint32_t node = 0;
+    uint32_t node = ByteTrie::kRoot;
     for (size_t end = begin; end < text.size();) {
-      node = child(node, static_cast<uint8_t>(text[end++]));
-      if (node == 0) break;
-      if (nodes_[node].string == kNoString) continue;
-      const Match match{begin, end, nodes_[node].string};
+      node = strings_.child(node, text[end++]);
+      if (node == ByteTrie::kRoot) break;
+      const int32_t index = strings_.number(node);
+      if (index == ByteTrie::kNoNumber) continue;
+      const Match match{begin, end, static_cast<size_t>(index)};
       if (accepts(match)) longest = match;
     }
     if (longest) return longest;

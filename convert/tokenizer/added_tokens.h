@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "convert/tokenizer.h"
+#include "convert/tokenizer/byte_trie.h"
 #include "convert/tokenizer/function_ref.h"
 
 namespace assay::tokenization {
@@ -28,18 +29,7 @@ class StringMatcher {
                             FunctionRef<bool(const Match&)> accepts) const;
 
  private:
-  struct Edge {
-    uint8_t byte;
-    uint32_t node;
-  };
-  struct Node {
-    std::vector<Edge> edges;
-    uint32_t string = kNoString;
-  };
-  static constexpr uint32_t kNoString = 0xFFFFFFFFu;
-  uint32_t child(uint32_t node, uint8_t byte) const;  // 0: none
-
-  std::vector<Node> nodes_ = std::vector<Node>(1);
+  ByteTrie strings_;                // by index
   std::array<bool, 256> starts_{};  // bytes that begin a string
 };
 

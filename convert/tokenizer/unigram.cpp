@@ -44,34 +44,13 @@ Unigram::Unigram(Vocabulary vocabulary, std::vector<double> scores,
                                          source, piece.size(), kLongestPiece));
     }
     lowest = std::min(lowest, score);
-    uint32_t node = 0;
-    for (const char c : piece) {
-      const auto byte = static_cast<uint8_t>(c);
-      uint32_t next = child(node, byte);
-      if (next == 0) {
-        next = static_cast<uint32_t>(nodes_.size());
-        nodes_.emplace_back();
-        auto& edges = nodes_[node].edges;
-        const auto place = std::lower_bound(edges.begin(), edges.end(), byte,
-                                            [](const Edge& e, uint8_t b) { return e.byte < b; });
-        edges.insert(place, {byte, next});
-      }
-      node = next;
-    }
-    if (node != 0) nodes_[node].id = id;
+    if (!piece.empty()) pieces_.set_number(pieces_.add(piece), id);
   }
   unk_score_ = lowest - kUnknownPenalty;
   fallback_ids_ = byte_fallback_ids(vocabulary_);
   can_fall_back_ =
       options_.byte_fallback &&
       std::none_of(fallback_ids_.begin(), fallback_ids_.end(), [](int32_t id) { return id < 0; });
-}
-
-uint32_t Unigram::child(uint32_t node, uint8_t byte) const {
-  const auto& edges = nodes_[node].edges;
-  const auto found = std::lower_bound(edges.begin(), edges.end(), byte,
-                                      [](const Edge& e, uint8_t b) { return e.byte < b; });
-  return found != edges.end() && found->byte == byte ? found->node : 0;
 }
 
 void Unigram::add_unknown(std::string_view text, std::vector<int32_t>& ids) const {
@@ -110,11 +89,11 @@ void Unigram::encode(std::string_view word, ModelScratch& scratch,
   for (size_t begin = 0; begin < word.size();) {
     const size_t length = decode_character(word.data() + begin).length;
     bool has_character = false;
-    uint32_t node = 0;
+    uint32_t node = ByteTrie::kRoot;
     for (size_t end = begin; end < word.size();) {
-      node = child(node, static_cast<uint8_t>(word[end++]));
-      if (node == 0) break;
-      const int32_t id = nodes_[node].id;
+      node = pieces_.child(node, word[end++]);
+      if (node == ByteTrie::kRoot) break;
+      const int32_t id = pieces_.number(node);
       if (id < 0) continue;
       add(begin, end, id, scores_[static_cast<size_t>(id)]);
       has_character |= end - begin == length;
@@ -145,12 +124,13 @@ void Unigram::encode_unmerged(std::string_view word, ModelScratch&,
                               std::vector<int32_t>& ids) const {
   for (size_t begin = 0; begin < word.size();) {
     const size_t length = decode_character(word.data() + begin).length;
-    uint32_t node = 0;
+    uint32_t node = ByteTrie::kRoot;
     size_t at = begin;
-    do node = child(node, static_cast<uint8_t>(word[at++]));
-    while (node != 0 && at < begin + length);
-    if (node != 0 && nodes_[node].id >= 0) {
-      ids.push_back(nodes_[node].id);
+    do node = pieces_.child(node, word[at++]);
+    while (node != ByteTrie::kRoot && at < begin + length);
+    const int32_t id = pieces_.number(node);
+    if (id >= 0) {
+      ids.push_back(id);
     } else {
       add_unknown(word.substr(begin, length), ids);
     }

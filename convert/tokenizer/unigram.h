@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/tokenizer/byte_trie.h"
 #include "convert/tokenizer/model.h"
 
 namespace assay::tokenization {
@@ -43,22 +44,13 @@ class Unigram : public Model {
   const std::vector<std::pair<int32_t, int32_t>>& merges() const override { return no_merges_; }
 
  private:
-  struct Edge {
-    uint8_t byte;
-    uint32_t node;
-  };
-  struct Node {
-    std::vector<Edge> edges;
-    int32_t id = -1;  // of the piece that ends here
-  };
-  uint32_t child(uint32_t node, uint8_t byte) const;  // 0: none
   void add_unknown(std::string_view text, std::vector<int32_t>& ids) const;
 
   Vocabulary vocabulary_;
   std::vector<double> scores_;
   UnigramOptions options_;
   std::string source_;
-  std::vector<Node> nodes_ = std::vector<Node>(1);
+  ByteTrie pieces_;  // by id
   std::vector<std::pair<int32_t, int32_t>> no_merges_;
   std::array<int32_t, 256> fallback_ids_{};  // <0x00> … <0xFF>
   bool can_fall_back_ = false;
