@@ -16,7 +16,8 @@ namespace {
 ExitCode run(const Arguments& arguments, Terminal& terminal) {
   namespace fs = std::filesystem;
   const std::string folder = arguments.text("RUN_DIR");
-  const report::RunData data = report::read_run(folder, arguments.text("verify"));
+  const report::RunData data =
+      report::read_run(folder, arguments.text("report"), arguments.text("verify"));
   const fs::path html =
       arguments.given("out") ? fs::path(arguments.text("out")) : fs::path(folder) / "report.html";
   if (html.extension() != ".html") {
@@ -54,7 +55,12 @@ const Command& report_command() {
           "verify-equivalence if there is one, and writes one static HTML file (charts and tables, "
           "no request to anywhere) with Markdown and JSON of the same figures beside it.",
       .positionals = {{.name = "RUN_DIR", .help = "output folder of assay quantize"}},
-      .options = {{.name = "verify",
+      .options = {{.name = "report",
+                   .kind = ValueKind::kPath,
+                   .value_name = "FILE",
+                   .help = "What assay quantize --report wrote. Default: <RUN_DIR>.report.json.",
+                   .group = "Input"},
+                  {.name = "verify",
                    .kind = ValueKind::kPath,
                    .value_name = "FILE",
                    .help = "File that assay verify-equivalence --json-out wrote.",

@@ -50,7 +50,7 @@ report::RunData run(std::string_view report = kRun, std::string_view verdict = k
   const test::TemporaryDirectory folder;
   folder.write("model.report.json", report);
   const std::string verify = verdict.empty() ? "" : folder.write("verify.json", verdict);
-  return report::read_run(folder.file("model"), verify);
+  return report::read_run(folder.file("model"), "", verify);
 }
 
 TEST(Report, SaysWhichFileItTakesAsAVerdict) {
@@ -137,12 +137,24 @@ TEST(ReadRun, ReadsTheReportThatQuantizeWritesBesideItsFolder) {
        "modules": [{"module": "a", "loss": 1.0, "weight_norm": 4.0}]},
       {"layer": 1, "seconds": {"forward": 2.0}, "modules": [{"module": "b"}]}]})");
 
-  const report::RunData data = report::read_run(folder.path() + "/model/", "");
+  const report::RunData data = report::read_run(folder.path() + "/model/", "", "");
 
   ASSERT_EQ(data.modules.size(), 2u);
   EXPECT_EQ(data.modules[1].layer, 1);
   EXPECT_EQ(data.stages[0].name, "forward");
   EXPECT_EQ(data.stages[0].seconds, 3.5);
+}
+
+TEST(ReadRun, ReadsAReportThatLiesElsewhere) {
+  const test::TemporaryDirectory folder;
+  const std::string elsewhere =
+      folder.write("elsewhere.json", R"({"kind": "assay quantize report", "layers": [
+          {"layer": 3, "modules": [{"module": "a"}]}]})");
+
+  const report::RunData data = report::read_run(folder.file("model"), elsewhere, "");
+
+  ASSERT_EQ(data.modules.size(), 1u);
+  EXPECT_EQ(data.modules[0].layer, 3);
 }
 
 TEST(Report, SaysWhatHeldOutWindowsShowed) {
@@ -188,7 +200,7 @@ TEST(ReadRun, NamesFileAndMemberOfWrongInput) {
       FormatError);
   EXPECT_THROW(run(kRun, "{}"), FormatError);
   const test::TemporaryDirectory empty;
-  EXPECT_THROW(report::read_run(empty.path(), ""), FormatError);
+  EXPECT_THROW(report::read_run(empty.path(), "", ""), FormatError);
 }
 
 TEST(HtmlReport, IsWellFormed) {

@@ -225,12 +225,13 @@ std::string report_path(const std::string& run_folder) {
   return without_trailing_slashes(run_folder) + ".report.json";
 }
 
-RunData read_run(const std::string& run_folder, const std::string& verify_file) {
-  const std::string path = report_path(run_folder);
+RunData read_run(const std::string& run_folder, const std::string& report_file,
+                 const std::string& verify_file) {
+  const std::string path = report_file.empty() ? report_path(run_folder) : report_file;
   if (!file_exists(path)) {
     throw FormatError(
         fmt::format("{}: is not there; expected the report that assay quantize writes beside its "
-                    "output folder (one that --report put elsewhere is to be copied here)",
+                    "output folder; --report names it where it lies elsewhere",
                     path));
   }
   const Json json = read_json_file(path);

@@ -95,9 +95,11 @@ std::string report_path(const std::string& run_folder);
 ///    "held_out": {"n_windows": …, "delta_nll": …, "kld": …,
 ///                 "delta_nll_windows": {"half_width_95": …}} or null, …}
 /// Only "kind", "layers", "modules" and "module" must be there, each module once. Other scalar
-/// members, and those of the folder's assay_manifest.json, become facts. `verify_file` (may be
-/// empty) is what verify-equivalence wrote with --json. Throws FormatError naming file and member.
-RunData read_run(const std::string& run_folder, const std::string& verify_file);
+/// members, and those of the folder's assay_manifest.json, become facts. `report_file`, if not
+/// empty, is read instead of report_path(run_folder). `verify_file` (may be empty) is what
+/// verify-equivalence wrote with --json. Throws FormatError naming file and member.
+RunData read_run(const std::string& run_folder, const std::string& report_file,
+                 const std::string& verify_file);
 
 /// The verdict alone. Throws FormatError where it does not follow from the checks beside it.
 Verification read_verification(const Json& json, const std::string& source);
