@@ -10,6 +10,7 @@
 #include "convert/checkpoint.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/overwrite.h"
 #include "convert/core/sha256.h"
 
 namespace assay::cli {
@@ -48,9 +49,7 @@ ExitCode run_calibrate(const Arguments& arguments, Terminal& terminal) {
     throw UsageError("--out FILE or --imatrix-out FILE is missing: there is nothing to write");
   }
   for (const std::string& path : {out, matrix}) {
-    if (!path.empty() && std::filesystem::is_regular_file(path) && !arguments.flag("force")) {
-      throw UsageError(path + ": exists already; choose another name or replace it with --force");
-    }
+    if (!path.empty()) require_free_file_name(path, arguments.flag("force"));
   }
   if (!out.empty()) require_token_file_name(out);
   const auto checkpoint = Checkpoint::open(model);

@@ -9,6 +9,8 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/new_folder.h"
+#include "convert/core/overwrite.h"
+#include "convert/core/paths.h"
 #include "convert/core/units.h"
 #include "convert/file_summary.h"
 #include "convert/hf_export.h"
@@ -109,7 +111,7 @@ Json report_of(const HfExport& result, const std::string& source, const std::str
 
 ExitCode run_convert_hf(const Arguments& arguments, Terminal& terminal) {
   const bool dry_run = arguments.flag("dry-run");
-  const std::string out = arguments.text("out");
+  const std::string out = without_trailing_slashes(arguments.text("out"));
   if (out.empty() && !dry_run) throw UsageError("--out FOLDER is missing; --dry-run goes without");
   const std::string model = arguments.list("MODEL").front();
   HfExport result(Checkpoint::open(model), options_of(arguments));
@@ -128,13 +130,7 @@ ExitCode run_convert_hf(const Arguments& arguments, Terminal& terminal) {
     }
     return ExitCode::kDone;
   }
-  const bool exists = file_exists(out);
-  if (exists && !arguments.flag("force")) {
-    throw UsageError(out + ": exists already; choose another --out or replace it with --force");
-  }
-  if (exists && !file_exists(out + "/config.json")) {
-    throw UsageError(out + ": is no model folder; --force replaces model folders only");
-  }
+  require_free_folder_name(out, arguments.flag("force"), "model folder", {"config.json"});
   const fs::path parent = fs::path(out).parent_path();
   require_writable(parent.empty() ? "." : parent.string(), result.weight_bytes());
   NewFolder folder(out);

@@ -10,6 +10,7 @@
 #include "convert/convert_hf.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/overwrite.h"
 #include "convert/core/units.h"
 #include "convert/file_summary.h"
 #include "convert/gguf_export.h"
@@ -264,14 +265,8 @@ std::string narrowing_line(const GgufPlan& plan) {
 
 /// Everything that can be known before long work: the folder, free space, what would be replaced.
 void check_output(const std::string& path, uint64_t bytes, bool force) {
-  namespace fs = std::filesystem;
-  if (fs::is_directory(path)) {
-    throw UsageError(path + ": is a folder; --out takes the name of the file to write");
-  }
-  if (file_exists(path) && !force) {
-    throw UsageError(path + ": exists already; choose another --out or replace it with --force");
-  }
-  const fs::path parent = fs::path(path).parent_path();
+  require_free_file_name(path, force);
+  const std::filesystem::path parent = std::filesystem::path(path).parent_path();
   require_writable(parent.empty() ? "." : parent.string(), bytes);
 }
 

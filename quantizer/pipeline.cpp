@@ -7,6 +7,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/overwrite.h"
 #include "convert/core/sha256.h"
 #include "convert/core/stopwatch.h"
 #include "convert/core/words.h"
@@ -158,32 +159,17 @@ void remove_leftovers(const std::string& path) {
 
 std::string state_folder(const RunOptions& options) { return options.out + ".state"; }
 
-// A result is renamed over what is there as a whole, so that must be a model or nothing.
-bool may_be_replaced(const std::string& out) {
-  if (!std::filesystem::is_directory(out)) return false;
-  return std::filesystem::is_empty(out) || file_exists(out + "/config.json") ||
-         file_exists(out + "/" + std::string(kManifestName));
-}
-
 }  // namespace
 
 void refuse_what_is_there(const RunOptions& options) {
-  if (file_exists(options.out)) {
-    if (!options.force && !options.resume) {
-      throw UsageError(options.out +
-                       ": exists already; use --force to replace it, or another --out");
-    }
-    if (!may_be_replaced(options.out)) {
-      throw UsageError(options.out +
-                       ": is no model folder, and would be lost as a whole; use another --out");
-    }
-    if (!options.force && !file_exists(options.out + "/" + std::string(kManifestName))) {
-      throw UsageError(options.out +
-                       ": is no result that --resume could go on with; use --force to replace it, "
-                       "or another --out");
-    }
-  }
+  require_free_folder_name(options.out, options.force || options.resume, "model folder",
+                           {"config.json", kManifestName});
   if (options.force) return;
+  if (file_exists(options.out) && !file_exists(options.out + "/" + std::string(kManifestName))) {
+    throw UsageError(options.out +
+                     ": is no result that --resume could go on with; use --force to replace it, "
+                     "or another --out");
+  }
   if (!options.resume && RunState::exists(state_folder(options))) {
     throw UsageError(state_folder(options) +
                      ": an interrupted run is there; use --resume to go on with it, or --force to "

@@ -8,6 +8,7 @@
 
 #include "convert/cli/command.h"
 #include "convert/core/file.h"
+#include "convert/core/overwrite.h"
 #include "convert/core/paths.h"
 #include "convert/core/sha256.h"
 #include "verify/commands.h"
@@ -157,12 +158,10 @@ int64_t context_of(const WriteReferenceOptions& options) {
 }
 
 ExitCode run_write_reference(const Arguments& arguments, Terminal& terminal) {
-  if (const std::string folder = arguments.text("write-reference"); file_exists(folder)) {
-    throw UsageError(fmt::format(
-        "--write-reference {}: exists already; remove it, or choose another name", folder));
-  }
   const auto checkpoint = Checkpoint::open(arguments.text("A"));
   WriteReferenceOptions options = reference_options(arguments, *checkpoint);
+  require_free_folder_name(options.folder, arguments.flag("force"), "reference bundle",
+                           {"prompts.json"});
   add_text_windows(arguments, *checkpoint, options);
   ExecutorOptions executor_options;
   if (arguments.given("kv-type")) {
@@ -202,6 +201,7 @@ ExitCode run(const Arguments& arguments, Terminal& terminal) {
     }
     return run_write_reference(arguments, terminal);
   }
+  if (arguments.flag("force")) throw UsageError("--force goes with --write-reference");
   if (b.empty()) {
     throw UsageError("verify-equivalence compares two sides: give B, or --write-reference DIR");
   }
@@ -323,6 +323,10 @@ std::vector<Option> options() {
        .help = "Compares nothing: writes what A computes for --prompts as a reference bundle.",
        .group = "Output",
        .writes = true},
+      {.name = "force",
+       .kind = ValueKind::kFlag,
+       .help = "Replace an existing reference bundle.",
+       .group = "Output"},
   };
 }
 

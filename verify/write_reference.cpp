@@ -11,6 +11,7 @@
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
+#include "convert/core/new_folder.h"
 #include "convert/core/sha256.h"
 #include "convert/core/version.h"
 #include "convert/safetensors.h"
@@ -285,31 +286,9 @@ class Writer {
 
 WrittenReference write_reference(Executor& executor, const WriteReferenceOptions& options,
                                  const Progress& progress) {
-  namespace fs = std::filesystem;
-  if (fs::exists(options.folder)) {
-    throw FileError(
-        fmt::format("{}: exists already; remove it or choose another --write-reference "
-                    "folder",
-                    options.folder));
-  }
-  const std::string partial = options.folder + ".partial";
-  std::error_code error;
-  fs::remove_all(partial, error);
-  if (!fs::create_directories(partial, error) || error) {
-    throw_system_error(partial + ": cannot be made", error ? error.value() : EEXIST);
-  }
-  WrittenReference written;
-  try {
-    written = Writer(executor, options, partial, progress).write();
-  } catch (...) {
-    fs::remove_all(partial, error);
-    throw;
-  }
-  fs::rename(partial, options.folder, error);
-  if (error) {
-    throw FileError(
-        fmt::format("{}: cannot be renamed to {}: {}", partial, options.folder, error.message()));
-  }
+  NewFolder folder(options.folder);
+  WrittenReference written = Writer(executor, options, folder.partial(), progress).write();
+  folder.publish();
   written.folder = options.folder;
   return written;
 }

@@ -32,8 +32,7 @@ struct WrittenReference {
 /// Writes what the executor computes in the layout of a reference bundle: prompts.json,
 /// logits.safetensors, hidden.safetensors (of the first all-positions prompt), greedy.json,
 /// nll.json and nll.safetensors. Every JSON file states arithmetic and KV type. Files are made in
-/// `<folder>.partial`, which gets its final name when all of them are complete. Throws FileError if
-/// the folder exists.
+/// `<folder>.partial`, which gets its final name when all of them are complete (NewFolder).
 WrittenReference write_reference(Executor& executor, const WriteReferenceOptions& options,
                                  const std::function<void(std::string_view label)>& progress = {});
 

@@ -95,10 +95,7 @@ std::string replaceable_path(const std::string& path) {
     throw FileError(path + ": is a device or a pipe, which a file would replace; choose another " +
                     "name");
   }
-  if (!fs::is_symlink(path, error)) return path;
-  const fs::path real = fs::weakly_canonical(path, error);
-  if (error) fail_file(path, "is a link that cannot be followed", error.value());
-  return real.string();
+  return path_behind_link(path);
 }
 
 std::string folder_of(const std::string& path) {
@@ -375,6 +372,14 @@ void write_text_file(const std::string& path, std::string_view text) {
 bool file_exists(const std::string& path) {
   struct stat status {};
   return ::lstat(path.c_str(), &status) == 0;
+}
+
+std::string path_behind_link(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const std::filesystem::path real = std::filesystem::weakly_canonical(path, error);
+  if (error) fail_file(path, "is a link that cannot be followed", error.value());
+  return real.string();
 }
 
 std::string contained_path(const std::string& folder, std::string_view name,

@@ -105,6 +105,9 @@ std::string read_text_file(const std::string& path);
 /// Through AtomicFile; into a pipe or a device such as /dev/stdout as it is.
 void write_text_file(const std::string& path, std::string_view text);
 bool file_exists(const std::string& path);  // anything of that name
+/// What is written where somebody gives `path`: what it names if it is a link, else itself.
+/// FileError for links in a circle.
+std::string path_behind_link(const std::string& path);
 
 /// `folder`/`name` for a file name that comes from inside another file (an index). FormatError,
 /// beginning with `source`, unless it is a plain base name and what it names, links followed, lies

@@ -1,15 +1,19 @@
 #include "convert/core/new_folder.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/file_system.h"
+#include "convert/core/paths.h"
 
 namespace assay {
 namespace {
@@ -39,13 +43,48 @@ std::string parent_of(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
+/// Whether `path` names what `fd` has open.
+bool names(const std::string& path, int fd) {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+}
+
 }  // namespace
 
-NewFolder::NewFolder(const std::string& path) : path_(path), partial_(path + ".partial") {
-  remove_folder(partial_);
-  std::error_code error;
-  std::filesystem::create_directories(partial_, error);
-  if (error) throw_system_error(partial_ + ": cannot make the folder", error.value());
+NewFolder::NewFolder(const std::string& path)
+    : path_(path_behind_link(without_trailing_slashes(path))), partial_(path_ + ".partial") {
+  make_partial();
+  for (const auto& left : std::filesystem::directory_iterator(partial_)) {
+    remove_folder(left.path().string());
+  }
+}
+
+NewFolder::~NewFolder() {
+  if (lock_ < 0) return;
+  std::error_code ignored;
+  std::filesystem::remove_all(partial_, ignored);  // before close, which gives up the lock
+  ::close(lock_);
+}
+
+void NewFolder::make_partial() {
+  for (;;) {
+    std::error_code error;
+    std::filesystem::create_directories(partial_, error);
+    if (error) throw_system_error(partial_ + ": cannot make the folder", error.value());
+    const int fd = ::open(partial_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    // Another writer may rename or remove what was made here, until it is locked.
+    if (fd < 0 && errno == ENOENT) continue;
+    if (fd < 0) throw_system_error(partial_ + ": cannot open the folder", errno);
+    if (::flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      ::close(fd);
+      throw FileError(partial_ + ": another process is writing this folder");
+    }
+    lock_ = fd;
+    if (names(partial_, fd)) return;
+    ::close(std::exchange(lock_, -1));
+  }
 }
 
 void NewFolder::publish() {
@@ -56,6 +95,7 @@ void NewFolder::publish() {
     rename_folder(path_, replaced);
   }
   rename_folder(partial_, path_);
+  ::close(std::exchange(lock_, -1));
   make_durable(parent_of(path_));
   remove_folder(replaced);
 }

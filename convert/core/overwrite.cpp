@@ -1,9 +1,11 @@
 #include "convert/core/overwrite.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
 #include "convert/core/error.h"
+#include "convert/core/file.h"
 
 namespace assay {
 namespace {
@@ -41,6 +43,10 @@ void compare(const OutputPath& output, const std::string& input) {
                    ", which stays as it is; choose a place outside of it");
 }
 
+[[noreturn]] void exists_already(const std::string& path) {
+  throw UsageError(path + ": exists already; choose another name or replace it with --force");
+}
+
 }  // namespace
 
 void refuse_to_overwrite(std::span<const OutputPath> outputs,
@@ -56,6 +62,31 @@ void refuse_to_overwrite(std::span<const OutputPath> outputs,
                        outputs[i].path + "; give each a name of its own");
     }
   }
+}
+
+void require_free_file_name(const std::string& path, bool force) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::is_directory(status)) {
+    throw UsageError(path + ": is a folder; expected the name of a file to write");
+  }
+  if (!force && file_exists(path) && !fs::is_other(status)) exists_already(path);
+}
+
+void require_free_folder_name(const std::string& path, bool force, std::string_view what,
+                              std::initializer_list<std::string_view> marks) {
+  if (!file_exists(path)) return;
+  if (!force) exists_already(path);
+  std::error_code error;
+  if (!fs::exists(path, error)) return;  // a link to what is not there
+  const bool is_one =
+      fs::is_directory(path) &&
+      (fs::is_empty(path) || std::any_of(marks.begin(), marks.end(), [&](std::string_view name) {
+         return file_exists(path + "/" + std::string(name));
+       }));
+  if (is_one) return;
+  throw UsageError(path + ": is no " + std::string(what) +
+                   ", and would be lost as a whole; choose another name");
 }
 
 }  // namespace assay

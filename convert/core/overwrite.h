@@ -1,7 +1,9 @@
 #pragma once
 
+#include <initializer_list>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace assay {
@@ -20,5 +22,15 @@ struct OutputPath {
 /// path. Links are followed. Inputs that do not exist are left to their readers.
 void refuse_to_overwrite(std::span<const OutputPath> outputs,
                          const std::vector<std::string>& inputs);
+
+/// For a file that is about to be written: throws UsageError if a folder has its name, or, unless
+/// `force`, a file; "<path>: exists already; …". Devices are left to the writer.
+void require_free_file_name(const std::string& path, bool force);
+
+/// For a folder that is about to be written: throws UsageError if something has its name, unless
+/// `force`. Even then only a folder may go, since it goes as a whole, that is empty or holds a file
+/// with one of the names `marks`; `what` it is then, for the message: "model folder".
+void require_free_folder_name(const std::string& path, bool force, std::string_view what,
+                              std::initializer_list<std::string_view> marks);
 
 }  // namespace assay

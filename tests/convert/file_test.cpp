@@ -15,6 +15,7 @@
 #include "convert/core/error.h"
 #include "convert/core/file_system.h"
 #include "convert/core/isa.h"
+#include "convert/core/new_folder.h"
 #include "convert/core/sha256.h"
 #include "convert/core/sha256_streams.h"
 #include "tests/support/temporary_directory.h"
@@ -185,6 +186,56 @@ TEST(AtomicFile, RoomLeftIsFilledInAnyOrder) {
   file.commit();
 
   EXPECT_EQ(read_text_file(folder.file("out")), "head onefour tail");
+}
+
+TEST(NewFolder, AppearsAsAWholeInPlaceOfAnother) {
+  const TemporaryDirectory folder;
+  const std::string path = folder.file("out");
+  std::filesystem::create_directories(path + ".partial/left-over");
+  std::filesystem::create_directory(path);
+  folder.write("out/old", "old");
+  {
+    NewFolder made(path + "/");
+    EXPECT_TRUE(names_in(made.partial()).empty());
+    write_text_file(made.partial() + "/new", "new");
+    EXPECT_TRUE(file_exists(path + "/old"));
+    made.publish();
+  }
+
+  EXPECT_EQ(names_in(path), std::vector<std::string>{"new"});
+  EXPECT_EQ(names_in(folder.path()), std::vector<std::string>{"out"});
+}
+
+TEST(NewFolder, LeavesNothingWithoutPublish) {
+  const TemporaryDirectory folder;
+
+  write_text_file(NewFolder(folder.file("out")).partial() + "/half", "x");
+
+  EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(NewFolder, ExcludesASecondWriter) {
+  const TemporaryDirectory folder;
+  const NewFolder first(folder.file("out"));
+  write_text_file(first.partial() + "/file", "x");
+
+  EXPECT_THAT([&] { NewFolder second(folder.file("out")); },
+              ThrowsMessage<FileError>(HasSubstr("out.partial: another process is writing")));
+  EXPECT_TRUE(file_exists(first.partial() + "/file"));
+}
+
+TEST(NewFolder, ReplacesWhatALinkNames) {
+  const TemporaryDirectory folder;
+  std::filesystem::create_directories(folder.file("elsewhere/real"));
+  std::filesystem::create_symlink("elsewhere/real", folder.file("link"));
+
+  NewFolder made(folder.file("link"));
+  write_text_file(made.partial() + "/new", "new");
+  made.publish();
+
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
+  EXPECT_EQ(read_text_file(folder.file("elsewhere/real/new")), "new");
+  EXPECT_EQ(names_in(folder.file("elsewhere")), std::vector<std::string>{"real"});
 }
 
 TEST(WriteTextFile, WritesIntoAPipeInsteadOfTakingItsPlace) {

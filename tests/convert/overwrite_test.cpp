@@ -73,5 +73,38 @@ TEST_F(Overwrite, RefusesTwoOutputsOfOneName) {
   EXPECT_NO_THROW(two("/dev/null", "/dev/null"));
 }
 
+TEST_F(Overwrite, FilesAreReplacedByForceAlone) {
+  std::filesystem::create_symlink("nowhere", folder_.file("dangling"));
+  for (const char* name : {"text", "dangling"}) {
+    EXPECT_THAT([&] { require_free_file_name(folder_.file(name), false); },
+                ThrowsMessage<UsageError>(HasSubstr(std::string(name) + ": exists already")));
+    EXPECT_NO_THROW(require_free_file_name(folder_.file(name), true));
+  }
+  EXPECT_NO_THROW(require_free_file_name(folder_.file("absent"), false));
+  EXPECT_NO_THROW(require_free_file_name("/dev/null", false));
+  EXPECT_THAT([&] { require_free_file_name(model_, true); },
+              ThrowsMessage<UsageError>(HasSubstr("model: is a folder")));
+}
+
+TEST_F(Overwrite, FoldersAreReplacedByForceAndOnlyWhereTheyAreOfTheKind) {
+  std::filesystem::create_directories(folder_.file("home/documents"));
+  std::filesystem::create_directories(folder_.file("empty"));
+  const auto require = [&](const std::string& path, bool force) {
+    require_free_folder_name(path, force, "model folder", {"config.json"});
+  };
+
+  EXPECT_NO_THROW(require(folder_.file("absent"), false));
+  for (const std::string& there : {model_, folder_.file("empty"), folder_.file("text")}) {
+    EXPECT_THAT([&] { require(there, false); },
+                ThrowsMessage<UsageError>(HasSubstr(there + ": exists already")));
+  }
+  EXPECT_NO_THROW(require(model_, true));
+  EXPECT_NO_THROW(require(folder_.file("empty"), true));
+  for (const char* name : {"home", "text"}) {
+    EXPECT_THAT([&] { require(folder_.file(name), true); },
+                ThrowsMessage<UsageError>(HasSubstr("is no model folder, and would be lost")));
+  }
+}
+
 }  // namespace
 }  // namespace assay

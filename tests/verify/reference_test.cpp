@@ -146,12 +146,6 @@ TEST_F(Bundle, IsWrittenWithTheSameBytesTwice) {
   }
 }
 
-TEST_F(Bundle, IsNotWrittenOverAnotherFolder) {
-  const auto executor = test::make_fake_executor();
-
-  EXPECT_THROW(write_reference(*executor, write_options(path())), FileError);
-}
-
 TEST_F(Bundle, LeavesNothingWhenWritingFails) {
   const auto executor = test::make_fake_executor();
   const auto stop = [](std::string_view) { throw StoppedError("stopped"); };
