@@ -71,12 +71,15 @@ std::vector<FileTensor> tensors_of(const SafetensorsModel* folder, const Safeten
   return tensors;
 }
 
-Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes) {
+Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes,
+                 const ReadProgress& progress) {
   std::vector<std::string> sha256;
   if (hashes) {
     std::vector<std::span<const std::byte>> parts;
     for (const FileTensor& tensor : tensors) parts.push_back(tensor.bytes);
-    sha256 = sha256_of_all(parts);
+    sha256 = sha256_of_all(parts, [&](size_t i) {
+      if (progress) progress(tensors[i].name);
+    });
   }
   Json list = Json::array();
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -91,7 +94,8 @@ Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes) {
   return list;
 }
 
-Json file_list(const std::string& path, const GgufFile* gguf, const Json* tensors) {
+Json file_list(const std::string& path, const GgufFile* gguf, const Json* tensors,
+               const ReadProgress& progress) {
   std::vector<fs::path> files;
   if (gguf != nullptr) {
     for (const GgufPart& part : gguf->parts()) files.emplace_back(part.path);
@@ -109,7 +113,11 @@ Json file_list(const std::string& path, const GgufFile* gguf, const Json* tensor
     Json json = Json::object();
     json.set("name", file.filename().string());
     json.set("bytes", static_cast<uint64_t>(fs::file_size(file)));
-    if (tensors != nullptr) json.set("sha256", sha256_of_file(file.string()));
+    if (tensors != nullptr) {
+      json.set("sha256", sha256_of_file(file.string(), [&] {
+                 if (progress) progress(file.filename().string());
+               }));
+    }
     if (tensors != nullptr && gguf != nullptr) set_contents(*gguf, i, tensors->as_array(), json);
     list.push(json);
   }

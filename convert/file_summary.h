@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "convert/core/json.h"
+#include "convert/core/read_progress.h"
 #include "convert/core/tensor.h"
 #include "convert/gguf.h"
 #include "convert/safetensors.h"
@@ -26,11 +27,12 @@ struct FileTensor {
 std::vector<FileTensor> tensors_of(const SafetensorsModel* folder, const SafetensorsFile* single,
                                    const GgufFile* gguf);
 /// Name, type, shape, bytes of each, and its SHA-256.
-Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes);
+Json tensor_list(const std::vector<FileTensor>& tensors, bool hashes, const ReadProgress& progress);
 /// Files of a folder (not of its subfolders), all parts of a GGUF model, or the one file, by name.
 /// With the list of tensors, which then has hashes, there are hashes; of a GGUF file those that
 /// write_gguf tells, too.
-Json file_list(const std::string& path, const GgufFile* gguf, const Json* tensors);
+Json file_list(const std::string& path, const GgufFile* gguf, const Json* tensors,
+               const ReadProgress& progress);
 /// `weights` and `weight_bytes` for files whose family is not known: by name and type alone.
 void add_unknown_weights(const std::vector<FileTensor>& tensors, Json& summary);
 

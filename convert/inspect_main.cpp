@@ -1,11 +1,27 @@
+#include <fmt/core.h>
+
+#include <atomic>
+#include <memory>
+
 #include "convert/commands.h"
 #include "convert/core/error.h"
+#include "convert/core/json.h"
+#include "convert/core/read_progress.h"
 #include "convert/core/words.h"
 #include "convert/model_diff.h"
 #include "convert/model_summary.h"
 
 namespace assay::cli {
 namespace {
+
+/// Shows what is read, and ends where the user asks for it.
+ReadProgress watched(Terminal& terminal) {
+  const std::shared_ptr<Progress> shown = terminal.progress("inspect", 0.0);
+  return [shown, n = std::make_shared<std::atomic<int64_t>>(0)](std::string_view what) {
+    if (stop_requested()) throw StoppedError(fmt::format("stopped at {}", in_quotes(what)));
+    shown->update(static_cast<double>(n->fetch_add(1)), what);
+  };
+}
 
 ExitCode run_diff(const std::vector<std::string>& paths, const Arguments& arguments,
                   Terminal& terminal) {
@@ -15,7 +31,7 @@ ExitCode run_diff(const std::vector<std::string>& paths, const Arguments& argume
   for (const char* name : {"tensors", "hashes", "check"}) {
     if (arguments.given(name)) throw UsageError(std::string("--diff goes without --") + name);
   }
-  const Json diff = diff_models(paths[0], paths[1]);
+  const Json diff = diff_models(paths[0], paths[1], watched(terminal));
   terminal.print(terminal.json() ? diff.dump() + "\n" : printable(diff_text(diff)));
   return diff.at("equal").as_bool() ? ExitCode::kDone : ExitCode::kDifference;
 }
@@ -24,14 +40,17 @@ ExitCode run_inspect(const Arguments& arguments, Terminal& terminal) {
   const std::vector<std::string> paths = arguments.list("PATH");
   if (arguments.flag("diff")) return run_diff(paths, arguments, terminal);
   if (paths.size() != 1) throw UsageError("one PATH is inspected at a time; two go with --diff");
-  const Json summary = summarize_model(paths.front(), {.list_tensors = arguments.flag("tensors"),
-                                                       .hashes = arguments.flag("hashes"),
-                                                       .check_values = arguments.flag("check")});
+  const bool hashes = arguments.flag("hashes"), check = arguments.flag("check");
+  const Json summary = summarize_model(
+      paths.front(), {.list_tensors = arguments.flag("tensors"),
+                      .hashes = hashes,
+                      .check_values = check,
+                      .progress = hashes || check ? watched(terminal) : ReadProgress()});
   terminal.print(terminal.json() ? summary.dump() + "\n" : printable(summary_text(summary)));
   if (summary.find("unsupported") != nullptr) return ExitCode::kUnsupported;
   if (summary.find("readable") != nullptr) return ExitCode::kInput;
   const bool problems = !summary.at("problems").as_array().empty();
-  return problems && arguments.flag("check") ? ExitCode::kInput : ExitCode::kDone;
+  return problems && check ? ExitCode::kInput : ExitCode::kDone;
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ std::string differs(const std::string& what, const std::string& found,
 }
 
 void compare_tensors(const Json& listed, const SafetensorsModel& model, const std::string& where,
-                     std::vector<std::string>& faults) {
+                     const ReadProgress& progress, std::vector<std::string>& faults) {
   std::vector<std::pair<std::string, std::string>> expected;  // name, hash
   std::vector<std::span<const std::byte>> bytes;
   for (const auto& [name, entry] : listed.as_object()) {
@@ -50,7 +50,9 @@ void compare_tensors(const Json& listed, const SafetensorsModel& model, const st
     expected.emplace_back(name, hash);
     bytes.push_back(tensor->view.bytes);
   }
-  const std::vector<std::string> found = sha256_of_all(bytes);
+  const std::vector<std::string> found = sha256_of_all(bytes, [&](size_t i) {
+    if (progress) progress(expected[i].first);
+  });
   for (size_t i = 0; i < found.size(); ++i) {
     const auto& [name, hash] = expected[i];
     if (found[i] != hash) faults.push_back(differs("tensor \"" + name + "\"", found[i], hash));
@@ -62,8 +64,10 @@ void compare_tensors(const Json& listed, const SafetensorsModel& model, const st
 }
 
 void compare_files(const Json& listed, const std::string& folder, const std::string& where,
-                   std::vector<std::string>& faults) {
-  for (const auto& [name, entry] : listed.as_object()) {
+                   const ReadProgress& progress, std::vector<std::string>& faults) {
+  for (const auto& item : listed.as_object()) {
+    const std::string& name = item.first;
+    const Json& entry = item.second;
     const std::string expected = text(entry, "sha256", where + ": file \"" + name + "\"");
     const std::string path = contained_path(folder, name, where);
     if (!file_exists(path)) {
@@ -71,7 +75,9 @@ void compare_files(const Json& listed, const std::string& folder, const std::str
                        " lists it");
       continue;
     }
-    const std::string found = sha256_of_file(path);
+    const std::string found = sha256_of_file(path, [&] {
+      if (progress) progress(name);
+    });
     if (found != expected) faults.push_back(differs("file \"" + name + "\"", found, expected));
   }
 }
@@ -79,7 +85,8 @@ void compare_files(const Json& listed, const std::string& folder, const std::str
 }  // namespace
 
 std::optional<std::vector<std::string>> manifest_faults(const std::string& folder,
-                                                        const SafetensorsModel& model) {
+                                                        const SafetensorsModel& model,
+                                                        const ReadProgress& progress) {
   const std::string path = folder + "/" + std::string(kManifestName);
   if (!file_exists(path)) return std::nullopt;
   std::vector<std::string> faults;
@@ -90,8 +97,8 @@ std::optional<std::vector<std::string>> manifest_faults(const std::string& folde
         throw FormatError(path + ": \"" + std::string(list) + "\" is no object");
       }
     }
-    compare_tensors(manifest.at("tensors"), model, path, faults);
-    compare_files(manifest.at("files"), folder, path, faults);
+    compare_tensors(manifest.at("tensors"), model, path, progress, faults);
+    compare_files(manifest.at("files"), folder, path, progress, faults);
   } catch (const FormatError& error) {
     faults.emplace_back(error.what());
   }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "convert/core/read_progress.h"
 #include "convert/safetensors.h"
 
 namespace assay {
@@ -17,6 +18,7 @@ inline constexpr std::string_view kManifestName = "assay_manifest.json";
 /// if there is no manifest. `model` are the tensors of the folder. A manifest that
 /// cannot be read is a line, too.
 std::optional<std::vector<std::string>> manifest_faults(const std::string& folder,
-                                                        const SafetensorsModel& model);
+                                                        const SafetensorsModel& model,
+                                                        const ReadProgress& progress);
 
 }  // namespace assay

@@ -292,7 +292,8 @@ Json value_json(const ComparedTensor& a, const ComparedTensor& b, const Differen
 
 }  // namespace
 
-Json diff_models(const std::string& a_path, const std::string& b_path) {
+Json diff_models(const std::string& a_path, const std::string& b_path,
+                 const ReadProgress& progress) {
   Side a = open_side(a_path), b = open_side(b_path);
   const bool by_role =
       a.checkpoint && b.checkpoint && &a.checkpoint->family() == &b.checkpoint->family();
@@ -327,6 +328,7 @@ Json diff_models(const std::string& a_path, const std::string& b_path) {
       not_compared.push(tensor.name);
       continue;
     }
+    if (progress) progress(tensor.name);
     const Rows x = tensor.open(), y = other.open();
     const Difference difference = compare(x, y);
     if (difference.n_different == 0) {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "convert/core/json.h"
+#include "convert/core/read_progress.h"
 
 namespace assay {
 
@@ -12,7 +13,7 @@ namespace assay {
 /// compare; else by name), `values` (one entry for each tensor that both have and whose numbers are
 /// not all equal: how many differ, largest difference, root mean square of the difference and of
 /// A's values), `equal`. Values are compared as the fp32 numbers that the bytes mean.
-Json diff_models(const std::string& a, const std::string& b);
+Json diff_models(const std::string& a, const std::string& b, const ReadProgress& progress);
 
 /// The same for people.
 std::string diff_text(const Json& diff);

@@ -315,10 +315,10 @@ void add_model(const Checkpoint& checkpoint, const SummaryOptions& options, Json
   for (const std::string& warning : checkpoint.warnings()) notes.push(warning);
   summary.set("notes", notes);
   if (!options.check_values) return;
-  for (const std::string& fault : value_faults(checkpoint)) problems.push(fault);
+  for (const std::string& fault : value_faults(checkpoint, options.progress)) problems.push(fault);
   std::optional<std::vector<std::string>> faults;
   if (checkpoint.safetensors() != nullptr) {
-    faults = manifest_faults(checkpoint.path(), *checkpoint.safetensors());
+    faults = manifest_faults(checkpoint.path(), *checkpoint.safetensors(), options.progress);
   }
   summary.set("checked", Json::object()
                              .set("tensors", checkpoint.tensors().size() +
@@ -374,10 +374,11 @@ Json summarize_model(const std::string& path, const SummaryOptions& options) {
       add_unknown_weights(tensors, summary);
     }
   }
-  const Json list =
-      options.list_tensors || options.hashes ? tensor_list(tensors, options.hashes) : Json::array();
+  const Json list = options.list_tensors || options.hashes
+                        ? tensor_list(tensors, options.hashes, options.progress)
+                        : Json::array();
   const GgufFile* const file = checkpoint != nullptr ? checkpoint->gguf() : gguf ? &*gguf : nullptr;
-  summary.set("files", file_list(path, file, options.hashes ? &list : nullptr));
+  summary.set("files", file_list(path, file, options.hashes ? &list : nullptr, options.progress));
   if (options.list_tensors || options.hashes) summary.set("tensors", list);
   summary.set("problems", problems);
   return summary;

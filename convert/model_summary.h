@@ -3,6 +3,7 @@
 #include <string>
 
 #include "convert/core/json.h"
+#include "convert/core/read_progress.h"
 
 namespace assay {
 
@@ -12,6 +13,7 @@ struct SummaryOptions {
   /// Read every value and scale: NaN, infinity, negative scales; compare with the manifest, if the
   /// folder has one.
   bool check_values = false;
+  ReadProgress progress = {};  // of hashes and check_values
 };
 
 /// What lies at `path` (a Hugging Face, W4A16 or GPTQ folder, a GGUF or safetensors file) as one

@@ -18,7 +18,7 @@ int64_t zero_scales(const CheckpointMatrix& matrix, int64_t row, IntegerRow& int
 
 }  // namespace
 
-std::vector<std::string> value_faults(const Checkpoint& checkpoint) {
+std::vector<std::string> value_faults(const Checkpoint& checkpoint, const ReadProgress& progress) {
   std::vector<const TensorEntry*> table;
   for (const TensorEntry& entry : checkpoint.tensors()) table.push_back(&entry);
   for (const TensorEntry& entry : checkpoint.prediction_tensors()) table.push_back(&entry);
@@ -27,6 +27,7 @@ std::vector<std::string> value_faults(const Checkpoint& checkpoint) {
     for (int64_t i = begin; i < end; ++i) {
       const TensorEntry& entry = *table[static_cast<size_t>(i)];
       std::string& fault = faults[static_cast<size_t>(i)];
+      if (progress) progress(entry.hf_name);
       try {
         if (!entry.is_matrix()) {
           checkpoint.vector(entry.role, entry.layer);

@@ -75,9 +75,12 @@ std::string sha256_of_token_ids(std::span<const int32_t> token_ids) {
   return hash.finish();
 }
 
-std::string sha256_of_file(const std::string& path) {
+std::string sha256_of_file(const std::string& path, const std::function<void()>& progress) {
   Sha256 hash;
-  read_file_in_pieces(path, [&](std::span<const std::byte> piece) { hash.update(piece); });
+  read_file_in_pieces(path, [&](std::span<const std::byte> piece) {
+    if (progress) progress();
+    hash.update(piece);
+  });
   return hash.finish();
 }
 

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,7 +32,8 @@ std::string hex_of(std::span<const std::byte> bytes);
 std::string sha256_hex(std::span<const std::byte> bytes);
 /// Hash of token ids: each id as a little-endian 64-bit integer, in order, nothing between.
 std::string sha256_of_token_ids(std::span<const int32_t> token_ids);
-/// Hash of a whole file, read in pieces.
-std::string sha256_of_file(const std::string& path);
+/// Hash of a whole file, read in pieces; `progress` is called before each, and what it throws ends
+/// the work.
+std::string sha256_of_file(const std::string& path, const std::function<void()>& progress = {});
 
 }  // namespace assay

@@ -274,11 +274,16 @@ std::vector<std::string> Sha256Streams::finish() {
   return std::move(hashes_);
 }
 
-std::vector<std::string> sha256_of_all(const std::vector<std::span<const std::byte>>& parts) {
+std::vector<std::string> sha256_of_all(const std::vector<std::span<const std::byte>>& parts,
+                                       const std::function<void(size_t)>& progress) {
+  static constexpr size_t kPieceBytes = size_t{64} << 20;
   std::vector<ByteStream> streams;
-  for (const std::span<const std::byte> part : parts) {
-    streams.push_back({part.size(), [left = part]() mutable {
-                         return std::exchange(left, std::span<const std::byte>());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    streams.push_back({parts[i].size(), [&progress, i, left = parts[i]]() mutable {
+                         if (progress && !left.empty()) progress(i);
+                         const auto piece = left.first(std::min(left.size(), kPieceBytes));
+                         left = left.subspan(piece.size());
+                         return piece;
                        }});
   }
   Sha256Streams hashes(std::move(streams));

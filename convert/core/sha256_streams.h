@@ -53,7 +53,9 @@ class Sha256Streams {
   std::exception_ptr failure_;
 };
 
-/// SHA-256 of each of `parts`, on all threads.
-std::vector<std::string> sha256_of_all(const std::vector<std::span<const std::byte>>& parts);
+/// SHA-256 of each of `parts`, on all threads. `progress` is told the index of a part before each
+/// piece of it, on any thread; what it throws ends the work.
+std::vector<std::string> sha256_of_all(const std::vector<std::span<const std::byte>>& parts,
+                                       const std::function<void(size_t)>& progress = {});
 
 }  // namespace assay

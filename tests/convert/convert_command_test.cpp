@@ -1,16 +1,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "convert/checkpoint.h"
 #include "convert/cli/text_table.h"
 #include "convert/commands.h"
+#include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/json.h"
 #include "convert/core/sha256.h"
 #include "convert/core/units.h"
+#include "convert/manifest_check.h"
+#include "convert/model_diff.h"
+#include "convert/model_summary.h"
 #include "tests/convert/cli_fixture.h"
 #include "tests/support/shared_data.h"
 #include "tests/support/temporary_directory.h"
@@ -280,6 +286,34 @@ TEST_F(ModelCommands, ConvertToHfWritesAFolderThatReadsAsTheModel) {
   EXPECT_EQ(run({"convert", llama_tiny_, "--dry-run", "--card", "license=mit"}).exit_code, 2);
   EXPECT_EQ(run({"convert", gguf, "--to", "hf", "--out", out, "--type", "Q8_0"}).exit_code, 2);
   EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
+}
+
+// Ctrl-C is heard by what throws here.
+TEST_F(ModelCommands, InspectEndsBetweenTensors) {
+  const std::string folder = quantized_folder({.group_size = 32});
+  const auto stop_at = [](int n) {
+    return [n, calls = std::make_shared<std::atomic<int>>(0)](std::string_view what) {
+      EXPECT_FALSE(what.empty());
+      if (calls->fetch_add(1) >= n) throw StoppedError("stopped");
+    };
+  };
+
+  for (const int n : {0, 1, 5}) {
+    EXPECT_THROW(summarize_model(folder, {.hashes = true, .progress = stop_at(n)}), StoppedError);
+    EXPECT_THROW(summarize_model(folder, {.check_values = true, .progress = stop_at(n)}),
+                 StoppedError);
+    EXPECT_THROW(diff_models(folder, folder, stop_at(n)), StoppedError);
+  }
+  const auto safetensors = SafetensorsModel::open(folder);
+  Json tensors = Json::object(), files = Json::object();
+  tensors.set(safetensors.names().front(), Json::object().set("sha256", std::string(64, '0')));
+  files.set("config.json", Json::object().set("sha256", std::string(64, '0')));
+  write_text_file(folder + "/" + std::string(kManifestName),
+                  Json::object().set("tensors", tensors).set("files", files).dump());
+  EXPECT_EQ(manifest_faults(folder, safetensors, stop_at(2))->size(),
+            safetensors.names().size() + 1);
+  EXPECT_THROW(manifest_faults(folder, safetensors, stop_at(0)), StoppedError);
+  EXPECT_THROW(manifest_faults(folder, safetensors, stop_at(1)), StoppedError);
 }
 
 TEST_F(ModelCommands, InspectDiffComparesAFolderWithItsGguf) {
