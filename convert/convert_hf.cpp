@@ -2,24 +2,18 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-#include <map>
-
-#include "convert/cli/text_table.h"
+#include "convert/conversion_table.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/new_folder.h"
 #include "convert/core/overwrite.h"
 #include "convert/core/paths.h"
 #include "convert/core/units.h"
-#include "convert/file_summary.h"
 #include "convert/hf_export.h"
 #include "convert/model_card.h"
 
 namespace assay::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 HfExportOptions options_of(const Arguments& arguments) {
   for (const char* name :
@@ -56,26 +50,10 @@ std::string exactness(const HfTensor& tensor, bool written) {
 }
 
 std::string table_of(const HfExport& result, bool every_tensor, bool written) {
-  TextTable table({"tensor", "n", "from", "to", "values"},
-                  {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kLeft,
-                   TextTable::Align::kLeft, TextTable::Align::kLeft});
-  std::vector<std::vector<std::string>> rows;
-  std::map<std::vector<std::string>, size_t> row_of;
-  std::vector<int64_t> counts;
+  ConversionTable table({"from", "to", "values"}, {}, every_tensor);
   for (const HfTensor& tensor : result.tensors()) {
-    std::vector<std::string> row = {every_tensor ? tensor.name : name_without_layer(tensor.name),
-                                    "", tensor.source_type, std::string(dtype_name(tensor.dtype)),
-                                    exactness(tensor, written)};
-    const auto [found, is_new] = row_of.emplace(row, rows.size());
-    if (is_new) {
-      rows.push_back(row);
-      counts.push_back(0);
-    }
-    ++counts[found->second];
-  }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i][1] = std::to_string(counts[i]);
-    table.add(rows[i]);
+    table.add(tensor.name, {tensor.source_type, std::string(dtype_name(tensor.dtype)),
+                            exactness(tensor, written)});
   }
   return table.text();
 }
@@ -131,8 +109,7 @@ ExitCode run_convert_hf(const Arguments& arguments, Terminal& terminal) {
     return ExitCode::kDone;
   }
   require_free_folder_name(out, arguments.flag("force"), "model folder", {"config.json"});
-  const fs::path parent = fs::path(out).parent_path();
-  require_writable(parent.empty() ? "." : parent.string(), result.weight_bytes());
+  require_writable(existing_folder_above(out), result.weight_bytes());
   NewFolder folder(out);
   std::vector<WrittenFile> written;
   {

@@ -2,11 +2,10 @@
 
 #include <cstring>
 #include <filesystem>
-#include <map>
 #include <memory>
 
-#include "convert/cli/text_table.h"
 #include "convert/commands.h"
+#include "convert/conversion_table.h"
 #include "convert/convert_hf.h"
 #include "convert/core/error.h"
 #include "convert/core/file.h"
@@ -47,6 +46,10 @@ uint64_t split_size_of(const Arguments& arguments) {
   return arguments.given("split-max-size") ? arguments.bytes("split-max-size") : 0;
 }
 
+bool is_plain(const QuantizationMix& mix) {
+  return find_format(mix.base_type)->fold() == Fold::kFloat;
+}
+
 /// What the options say about a mix. `mix` stays empty where --type names a plain type, or where
 /// the linears are quantized already and --type is a type that their codes could move into.
 MixOptions mix_of(const Arguments& arguments, bool plain_source) {
@@ -68,6 +71,14 @@ MixOptions mix_of(const Arguments& arguments, bool plain_source) {
         "--token-embedding-type need a --type such as Q4_K_M, and a source whose "
         "linears are not quantized yet");
   }
+  const bool has_block_rules =
+      mix.pure || !mix.overrides.empty() || arguments.optional_text("imatrix").has_value();
+  if (has_block_rules && is_plain(*mix.mix)) {
+    throw UsageError(
+        "--type " + type +
+        ": no rule chooses among plain types, so that --imatrix, --pure and "
+        "--tensor-type would change nothing; name a type of blocks, or leave them out");
+  }
   return mix;
 }
 
@@ -83,12 +94,18 @@ std::unique_ptr<GgufPlan> plan_folder(const Arguments& arguments,
   const bool plain = source->kind() == CheckpointKind::kHuggingFace;
   options.mix = mix_of(arguments, plain);
   // Plain types of a plain folder: the file that llama.cpp's converter writes.
-  const bool by_converter = options.mix.mix != nullptr && plain &&
-                            find_format(options.mix.mix->base_type)->fold() == Fold::kFloat;
+  const bool by_converter = options.mix.mix != nullptr && plain && is_plain(*options.mix.mix) &&
+                            options.mix.output_type == nullptr &&
+                            options.mix.embedding_type == nullptr;
   if (by_converter) options.mix.mix = nullptr;
   if (options.mix.mix == nullptr) options.type = type_option(arguments, "type");
   if (arguments.flag("keep-split")) {
     throw UsageError("--keep-split is for GGUF files in parts; a folder takes --split-max-size");
+  }
+  if (plain && arguments.given("other-type")) {
+    throw UsageError("--other-type is for folders with quantized linears, and " + source->path() +
+                     " has none; its types are those of --type, --token-embedding-type and "
+                     "--output-tensor-type");
   }
   options.other_type = type_option(arguments, "other-type");
   options.importance = importance_of(arguments);
@@ -96,6 +113,9 @@ std::unique_ptr<GgufPlan> plan_folder(const Arguments& arguments,
   options.allow_requantize = arguments.flag("allow-requantize");
   options.allow_infinite = arguments.flag("allow-infinite");
   options.name = arguments.optional_text("name");
+  if (options.name && options.name->empty()) {
+    throw UsageError("--name is empty; without it the file is named after the folder");
+  }
   options.pre = arguments.optional_text("pre");
   return std::make_unique<GgufExport>(std::move(source), options);
 }
@@ -114,11 +134,11 @@ std::unique_ptr<GgufPlan> plan_file(const Arguments& arguments, const std::strin
                      ": is a GGUF file already; say with --type what its tensors are to "
                      "become, such as Q4_K_M");
   }
-  for (const char* option : {"name", "pre"}) {
-    if (arguments.optional_text(option)) {
+  for (const char* option : {"name", "pre", "other-type"}) {
+    if (arguments.given(option)) {
       throw UsageError(std::string("--") + option +
-                       " is for model folders; the keys of a GGUF file "
-                       "are taken over");
+                       " is for model folders; the keys of a GGUF file are taken over, and --type "
+                       "is for all of its tensors");
     }
   }
   options.importance = importance_of(arguments);
@@ -148,30 +168,13 @@ std::string exactness(const ExportTensor& tensor) {
 
 /// One row per kind of tensor; those that differ within a kind get rows of their own.
 std::string table_of(const GgufPlan& plan, bool every_tensor) {
-  TextTable table({"tensor", "n", "from", "to", "bits", "how", "values"},
-                  {TextTable::Align::kLeft, TextTable::Align::kRight, TextTable::Align::kLeft,
-                   TextTable::Align::kLeft, TextTable::Align::kRight});
-  std::vector<std::vector<std::string>> rows;
-  std::map<std::vector<std::string>, size_t> row_of;
-  std::vector<int64_t> counts;
+  ConversionTable table(
+      {"from", "to", "bits", "how", "values"},
+      {TextTable::Align::kLeft, TextTable::Align::kLeft, TextTable::Align::kRight}, every_tensor);
   for (const ExportTensor& tensor : plan.tensors()) {
-    std::vector<std::string> row = {every_tensor ? tensor.name : name_without_layer(tensor.name),
-                                    "",
-                                    tensor.source_type,
-                                    std::string(tensor.format->name()),
-                                    fmt::format("{:.2f}", target_bits(tensor)),
-                                    std::string(export_method_name(tensor.method)),
-                                    exactness(tensor)};
-    const auto [found, is_new] = row_of.emplace(row, rows.size());
-    if (is_new) {
-      rows.push_back(row);
-      counts.push_back(0);
-    }
-    ++counts[found->second];
-  }
-  for (size_t i = 0; i < rows.size(); ++i) {
-    rows[i][1] = std::to_string(counts[i]);
-    table.add(rows[i]);
+    table.add(tensor.name, {tensor.source_type, std::string(tensor.format->name()),
+                            fmt::format("{:.2f}", target_bits(tensor)),
+                            std::string(export_method_name(tensor.method)), exactness(tensor)});
   }
   std::string text = table.text();
   for (const ExportTensor& tensor : plan.tensors()) {

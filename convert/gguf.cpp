@@ -449,8 +449,8 @@ void check_part(const std::string& path, const GgufMetadata& part, const GgufMet
   const int64_t found_index = split_value(path, part, "split.no", 0);
   const int64_t found_count = split_value(path, part, "split.count", 0);
   if (found_index != index || found_count != count) {
-    throw FormatError(path + ": says it is part " + std::to_string(found_index) + " of " +
-                      std::to_string(found_count) + ", expected part " + std::to_string(index) +
+    throw FormatError(path + ": says it is part " + std::to_string(found_index + 1) + " of " +
+                      std::to_string(found_count) + ", expected part " + std::to_string(index + 1) +
                       " of " + std::to_string(count));
   }
   for (const auto& [key, value] : part.items()) {

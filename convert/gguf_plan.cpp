@@ -65,6 +65,12 @@ void GgufPlan::apply_mix(const MixOptions& options, const std::vector<const Weig
   with_importance.has_importance = importance != nullptr;
   importance_matrix_ = importance;
   importance_.assign(tensors_.size(), nullptr);
+  const auto is_head = [](const ExportTensor& tensor) { return tensor.name == "output.weight"; };
+  if (options.output_type != nullptr && std::none_of(tensors_.begin(), tensors_.end(), is_head)) {
+    warnings_.emplace_back(
+        "--output-tensor-type changes nothing: the head is the embedding, whose type is that of "
+        "--token-embedding-type");
+  }
   const std::vector<MixChoice> choices =
       choose_types(mix_model_of(metadata_), tensors, with_importance);
   for (size_t i = 0; i < tensors_.size(); ++i) {

@@ -312,9 +312,14 @@ std::optional<Tokenizer> pieces_instead(const Tokenizer& tokenizer, const std::s
 /// tokenizer.ggml.pre.
 std::string split_rule_of(const Tokenizer& tokenizer, const VocabularyKind& kind,
                           const std::optional<std::string>& wanted, const std::string& folder) {
+  const std::optional<std::string> known =
+      kind.has_pieces ? std::optional<std::string>("default") : tokenizer.gguf_pre();
+  if (known && wanted && *wanted != *known) {
+    throw UsageError("--pre " + *wanted + ": the split rule of " + folder +
+                     " is known, and GGUF calls it " + *known + "; leave --pre out");
+  }
+  if (known) return *known;
   if (wanted) return *wanted;
-  if (kind.has_pieces) return "default";
-  if (const std::optional<std::string> pre = tokenizer.gguf_pre()) return *pre;
   throw UnsupportedError(folder +
                          "/tokenizer.json: GGUF has no name for this split rule; --pre NAME "
                          "writes the one of a reader that has the same rule");

@@ -370,7 +370,7 @@ std::vector<WrittenFile> HfExport::write(
         write(piece);
       };
       if (source.copy != nullptr) {
-        sink(source.copy->view.bytes);
+        source_of(tensor.name, source.copy->view).write(sink);
       } else if (!source.values.empty()) {
         std::vector<std::byte> bytes;
         write_bytes(source.values, tensor.dtype, bytes);

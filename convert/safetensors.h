@@ -77,7 +77,8 @@ struct TensorSource {
   std::function<void(const std::function<void(std::span<const std::byte>)>& sink)> write;
 };
 
-/// A source that copies an existing view.
+/// A source that copies an existing view, in pieces, so that a sink hears Ctrl-C within a large
+/// one.
 TensorSource source_of(std::string name, const TensorView& view);
 
 /// One written file with the SHA-256 of its bytes, and of each tensor's bytes.

@@ -117,7 +117,14 @@ std::string shard_name(size_t index, size_t count) {
 }  // namespace
 
 TensorSource source_of(std::string name, const TensorView& view) {
-  return {std::move(name), view.dtype, view.shape, [view](const auto& sink) { sink(view.bytes); }};
+  constexpr size_t kPieceBytes = size_t{16} << 20;
+  return {std::move(name), view.dtype, view.shape, [view](const auto& sink) {
+            for (std::span<const std::byte> left = view.bytes; !left.empty();) {
+              const size_t n = left.size() < kPieceBytes ? left.size() : kPieceBytes;
+              sink(left.first(n));
+              left = left.subspan(n);
+            }
+          }};
 }
 
 WrittenFile write_safetensors(const std::string& path, std::vector<TensorSource> tensors) {

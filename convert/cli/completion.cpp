@@ -162,7 +162,12 @@ const Command& completion_command() {
                    {"assay completion fish > ~/.config/fish/completions/assay.fish", "For fish."}},
       .run =
           [](const Arguments& arguments, Terminal& terminal) {
-            terminal.print(completion_script(arguments.text("SHELL")));
+            const std::string shell = arguments.text("SHELL");
+            const std::string script = completion_script(shell);
+            terminal.print(terminal.json()
+                               ? Json::object().set("shell", shell).set("script", script).dump() +
+                                     "\n"
+                               : script);
             return ExitCode::kDone;
           },
   };

@@ -95,6 +95,7 @@ class Run {
       : commands_(commands), hooks_(hooks), surroundings_(surroundings) {}
 
   int execute(const Words& words) {
+    json_ = std::find(words.begin(), words.end(), "--json") != words.end();
     try {
       return finish(dispatch(words));
     } catch (const BrokenPipe&) {
@@ -150,7 +151,6 @@ class Run {
   }
 
   ExitCode run_command(const Command& command, const Words& words) {
-    json_ = std::find(words.begin(), words.end(), "--json") != words.end();
     const OptionTable table(command);
     Arguments arguments = parse_command_line(command, table, words);
     const bool all = arguments.flag("help-all");

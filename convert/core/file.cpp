@@ -371,7 +371,15 @@ void write_text_file(const std::string& path, std::string_view text) {
 
 bool file_exists(const std::string& path) {
   struct stat status {};
-  return ::lstat(path.c_str(), &status) == 0;
+  if (::lstat(path.c_str(), &status) == 0) return true;
+  if (errno == ENOENT || errno == ENOTDIR) return false;
+  fail_file(path, "cannot be examined", errno);
+}
+
+std::string existing_folder_above(const std::string& path) {
+  std::string folder = folder_of(path);
+  while (folder != "." && folder != "/" && !file_exists(folder)) folder = folder_of(folder);
+  return folder;
 }
 
 std::string path_behind_link(const std::string& path) {

@@ -104,7 +104,12 @@ void read_file_in_pieces(const std::string& path,
 std::string read_text_file(const std::string& path);
 /// Through AtomicFile; into a pipe or a device such as /dev/stdout as it is.
 void write_text_file(const std::string& path, std::string_view text);
-bool file_exists(const std::string& path);  // anything of that name
+/// Whether there is anything of that name. FileError if that cannot be told: a folder on the way
+/// may not be searched, links in a circle.
+bool file_exists(const std::string& path);
+/// The nearest folder on the way to `path` that is there: where a folder of that name will take
+/// space. "." for a name without a slash.
+std::string existing_folder_above(const std::string& path);
 /// What is written where somebody gives `path`: what it names if it is a link, else itself.
 /// FileError for links in a circle.
 std::string path_behind_link(const std::string& path);

@@ -120,6 +120,14 @@ TEST_F(Program, Case_B82_FullLogFile) {
   EXPECT_EQ(result.out, "");
 }
 
+TEST_F(Program, JsonIsOneDocumentInAnyCase) {
+  const Json error = parse_json(shell("assay nope --json").out, "stdout");
+  const Json script = parse_json(shell("assay completion bash --json").out, "stdout");
+
+  EXPECT_EQ(error.at("error").at("exit_code"), Json(2));
+  EXPECT_EQ(script.at("script").as_string(), shell("assay completion bash").out);
+}
+
 TEST_F(Program, NoColourOutsideTerminals) {
   EXPECT_THAT(shell("assay nothing").error, Not(HasSubstr("\x1b")));
 }

@@ -288,6 +288,83 @@ TEST_F(ModelCommands, ConvertToHfWritesAFolderThatReadsAsTheModel) {
   EXPECT_FALSE(std::filesystem::exists(out + ".partial"));
 }
 
+TEST_F(ModelCommands, ConvertToHuggingFaceMakesTheFoldersAboveAndTakesASlashAtTheEnd) {
+  const std::string out = folder_.file("new/folder/model");
+
+  const RunResult result = run({"convert", llama_tiny_, "--to", "hf", "--out", out + "/"});
+
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.out, testing::EndsWith("\n" + out + "\n"));
+  EXPECT_TRUE(file_exists(out + "/config.json"));
+}
+
+TEST_F(ModelCommands, ALargeTensorIsCopiedInPieces) {
+  const std::vector<std::byte> bytes((size_t{40} << 20) + 3);
+  const TensorView view{DType::kU8, {static_cast<int64_t>(bytes.size())}, bytes};
+  size_t n_bytes = 0, n_pieces = 0;
+
+  source_of("t", view).write([&](std::span<const std::byte> piece) {
+    EXPECT_EQ(piece.data(), bytes.data() + n_bytes);
+    n_bytes += piece.size();
+    ++n_pieces;
+  });
+
+  EXPECT_EQ(n_bytes, bytes.size());
+  EXPECT_EQ(n_pieces, 3u);
+}
+
+TEST_F(ModelCommands, AKindWithOneTensorHasItsName) {
+  const RunResult result = run({"convert", llama_tiny_, "--type", "Q8_0", "--tensor-type",
+                                "blk.1.attn_q=Q4_0", "--dry-run"});
+
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("  blk.1.attn_q.weight  "), HasSubstr("  blk.*.attn_q.weight  ")));
+}
+
+TEST_F(ModelCommands, OptionsThatWouldChangeNothingAreRefused) {
+  const std::string gguf = folder_.file("plain.gguf");
+  ASSERT_EQ(run({"convert", llama_tiny_, "--out", gguf}).exit_code, 0);
+  const std::vector<std::pair<std::vector<std::string>, std::string>> runs = {
+      {{llama_tiny_, "--other-type", "Q8_0"}, "--other-type is for folders with quantized linears"},
+      {{gguf, "--type", "Q8_0", "--other-type", "Q8_0"}, "--other-type is for model folders"},
+      {{llama_tiny_, "--pre", "foo"}, "GGUF calls it "},
+      {{llama_tiny_, "--name", ""}, "--name is empty"},
+      {{llama_tiny_, "--type", "F16", "--pure"}, "--type F16: no rule chooses"},
+      {{gguf, "--type", "F16", "--tensor-type", "attn_q=Q8_0"}, "--type F16: no rule chooses"}};
+  for (const auto& [words, message] : runs) {
+    std::vector<std::string> command = {"convert", "--dry-run"};
+    command.insert(command.end(), words.begin(), words.end());
+
+    const RunResult result = run(command);
+
+    EXPECT_EQ(result.exit_code, 2) << result.error;
+    EXPECT_THAT(result.error, HasSubstr(message));
+  }
+}
+
+TEST_F(ModelCommands, TheTypeOfAHeadThatIsTheEmbeddingIsAWarning) {
+  const std::string tied = make_tiny_model({.tied_head = true}).write(folder_.file("tied"));
+
+  const RunResult result =
+      run({"convert", tied, "--type", "Q8_0", "--output-tensor-type", "F16", "--dry-run"});
+
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_THAT(result.error, HasSubstr("--output-tensor-type changes nothing"));
+}
+
+TEST_F(ModelCommands, TypesOfHeadAndEmbeddingGoWithPlainTypes) {
+  const Json json = json_of(
+      {"convert", llama_tiny_, "--type", "F16", "--token-embedding-type", "Q8_0", "--dry-run"});
+
+  for (const Json& tensor : json.at("tensors").as_array()) {
+    const std::string name = tensor.at("name").as_string();
+    const bool is_embedding = name == "token_embd.weight";
+    if (!is_embedding && name != "blk.0.attn_q.weight") continue;
+    EXPECT_EQ(tensor.at("to"), Json(is_embedding ? "Q8_0" : "F16"));
+  }
+}
+
 // Ctrl-C is heard by what throws here.
 TEST_F(ModelCommands, InspectEndsBetweenTensors) {
   const std::string folder = quantized_folder({.group_size = 32});

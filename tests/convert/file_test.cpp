@@ -188,6 +188,23 @@ TEST(AtomicFile, RoomLeftIsFilledInAnyOrder) {
   EXPECT_EQ(read_text_file(folder.file("out")), "head onefour tail");
 }
 
+TEST(FileExists, SaysSoWhereItCannotBeTold) {
+  const TemporaryDirectory folder;
+  std::filesystem::create_symlink("loop", folder.file("loop"));
+  folder.write("text", "x");
+
+  EXPECT_TRUE(file_exists(folder.file("loop")));
+  EXPECT_FALSE(file_exists(folder.file("text/inside")));
+  EXPECT_FALSE(file_exists(folder.file("none/inside")));
+  EXPECT_THAT([&] { file_exists(folder.file("loop/inside")); },
+              ThrowsMessage<FileError>(HasSubstr("loop/inside: cannot be examined")));
+  if (::geteuid() != 0) {  // root may search anywhere
+    std::filesystem::permissions(folder.path(), std::filesystem::perms::none);
+    EXPECT_THROW(file_exists(folder.file("text")), FileError);
+    std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
+  }
+}
+
 TEST(NewFolder, AppearsAsAWholeInPlaceOfAnother) {
   const TemporaryDirectory folder;
   const std::string path = folder.file("out");

@@ -811,10 +811,22 @@ TEST(GgufVocabulary, SaysWhereThePostProcessorAddsNothing) {
 }
 
 TEST(GgufVocabulary, TakesNameAndSplitRuleFromTheOptions) {
-  const GgufMetadata metadata = metadata_of(make_tiny_model(), {.name = "Mine", .pre = "qwen2"});
+  TinyModel model = make_tiny_model();
+  const std::string digits = "{1,3}";  // no reader of GGUF has groups of up to five
+  const size_t at = model.tokenizer_json.find(digits);
+  ASSERT_NE(at, std::string::npos);
+  const GgufMetadata known = metadata_of(model, {.name = "Mine", .pre = "llama-bpe"});
+  EXPECT_THAT([&] { metadata_of(model, {.pre = "qwen2"}); },
+              ThrowsMessage<UsageError>(HasSubstr("GGUF calls it llama-bpe")));
+  model.tokenizer_json.replace(at, digits.size(), "{1,5}");
+  EXPECT_THAT([&] { metadata_of(model, {}); },
+              ThrowsMessage<UnsupportedError>(HasSubstr("--pre NAME")));
 
-  EXPECT_EQ(metadata.string("general.name"), "Mine");
-  EXPECT_EQ(metadata.string("tokenizer.ggml.pre"), "qwen2");
+  const GgufMetadata other = metadata_of(model, {.pre = "qwen2"});
+
+  EXPECT_EQ(known.string("general.name"), "Mine");
+  EXPECT_EQ(known.string("tokenizer.ggml.pre"), "llama-bpe");
+  EXPECT_EQ(other.string("tokenizer.ggml.pre"), "qwen2");
 }
 
 TEST(GgufVocabulary, Case_B55_TheJinjaFileWinsOverTheConfig) {

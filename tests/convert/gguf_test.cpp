@@ -506,9 +506,9 @@ TEST_F(SplitGguf, RefusesPartsThatDoNotBelongTogether) {
   EXPECT_THAT([&] { GgufFile::open(path(1)); },
               ThrowsMessage<FileError>(HasSubstr("m-00002-of-00002.gguf")));
   write(2, part_metadata(0, 2, 2), "b");
-  expect_refused("says it is part 0 of 2, expected part 1 of 2");
+  expect_refused("says it is part 1 of 2, expected part 2 of 2");
   write(2, part_metadata(1, 3, 2), "b");
-  expect_refused("says it is part 1 of 3");
+  expect_refused("says it is part 2 of 3");
   write(2, part_metadata(1, 2, 2), "a");
   expect_refused("tensor \"a\" lies in two files, " + path(1) + " and " + path(2));
   GgufMetadata other = part_metadata(1, 2, 2);
