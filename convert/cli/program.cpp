@@ -72,6 +72,12 @@ void check_outputs(const Command& command, const OptionTable& table, const Argum
     if (option.kind != ValueKind::kPath || option.scratch) continue;
     for (const std::string& path : arguments.list(option.name)) {
       if (path.empty()) continue;
+      if (option.writes && path == "-") {
+        throw UsageError(
+            fmt::format("--{} -: nothing is written to standard output in this way; "
+                        "name a file (./- if that is its name)",
+                        option.name));
+      }
       if (option.writes) {
         outputs.push_back({"--" + option.name, path, option.replaceable});
       } else {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -24,12 +23,20 @@ std::string join_words(const List& list, std::string_view separator = ", ",
   return text;
 }
 
-/// Whether there are control characters of ASCII, line ends and tabs among them.
+/// Bytes of the control character that `text` (UTF-8) begins with: one of ASCII, line ends and tabs
+/// among them, or of U+0080 to U+009F, which terminals obey, too. 0 if it begins with another.
+inline size_t control_bytes(std::string_view text) {
+  const auto at = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  if (text.empty()) return 0;
+  if (at(0) < 0x20 || at(0) == 0x7f) return 1;
+  return text.size() > 1 && at(0) == 0xc2 && at(1) >= 0x80 && at(1) < 0xa0 ? 2 : 0;
+}
+
 inline bool has_control_characters(std::string_view text) {
-  return std::any_of(text.begin(), text.end(), [](char c) {
-    const auto byte = static_cast<unsigned char>(c);
-    return byte < 0x20 || byte == 0x7f;
-  });
+  for (; !text.empty(); text.remove_prefix(1)) {
+    if (control_bytes(text) > 0) return true;
+  }
+  return false;
 }
 
 /// `text` from a file, to be shown on a terminal: control characters but line ends as "\\x1b", so
@@ -37,15 +44,16 @@ inline bool has_control_characters(std::string_view text) {
 inline std::string printable(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
   std::string out;
-  for (const char c : text) {
-    if (c == '\n' || !has_control_characters({&c, 1})) {
-      out += c;
-      continue;
+  while (!text.empty()) {
+    const size_t n = text.front() == '\n' ? 0 : control_bytes(text);
+    if (n == 0) out += text.front();
+    for (size_t i = 0; i < n; ++i) {
+      const auto byte = static_cast<unsigned char>(text[i]);
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
     }
-    const auto byte = static_cast<unsigned char>(c);
-    out += "\\x";
-    out += kHex[byte >> 4];
-    out += kHex[byte & 15];
+    text.remove_prefix(n == 0 ? 1 : n);
   }
   return out;
 }

@@ -139,6 +139,17 @@ TEST_F(Safety, DevicesAndPipesAreNotReplacedByFiles) {
   EXPECT_TRUE(std::filesystem::is_fifo(path("pipe.npy")));
 }
 
+TEST_F(Safety, NoFileGetsTheNameOfStandardOutput) {
+  for (const char* command : {"convert model --out -", "quantize model --out -",
+                              "report model -o -", "verify-equivalence model model --json-out -"}) {
+    const ShellResult result = shell(std::string("assay ") + command);
+
+    EXPECT_EQ(result.exit_code, 2) << command;
+    EXPECT_THAT(result.error, HasSubstr(" -: nothing is written to standard output")) << command;
+    EXPECT_FALSE(file_exists(path("-"))) << command;
+  }
+}
+
 TEST_F(Safety, AnOutputThatHasNoPlaceIsSeenBeforeTheWork) {
   shell("cp model/tokenizer.json text; mkdir folder.npy");
   for (const char* command : {

@@ -467,14 +467,14 @@ TEST_F(ModelCommands, LinksInACircleAndNamesThatAreTooLongAreInputErrors) {
 TEST_F(ModelCommands, TextsOfAFileGiveTheTerminalNoOrders) {
   const std::string model = make_tiny_model().write(folder_.file("model"));
   const std::string path = folder_.file("m.gguf");
-  ASSERT_EQ(run({"convert", model, "--name", "a\x1b[31mb", "--out", path}).exit_code, 0);
+  ASSERT_EQ(run({"convert", model, "--name", "a\x1b[31mb\u009b1mc", "--out", path}).exit_code, 0);
 
   const RunResult text = run({"inspect", path});
   const Json json = json_of({"inspect", path});
 
-  EXPECT_THAT(text.out,
-              AllOf(HasSubstr("general.name = a\\x1b[31mb"), testing::Not(HasSubstr("\x1b"))));
-  EXPECT_EQ(json.at("metadata").at("general.name").as_string(), "a\x1b[31mb");
+  EXPECT_THAT(text.out, AllOf(HasSubstr("general.name = a\\x1b[31mb\\xc2\\x9b1mc"),
+                              testing::Not(HasSubstr("\x1b")), testing::Not(HasSubstr("\xc2"))));
+  EXPECT_EQ(json.at("metadata").at("general.name").as_string(), "a\x1b[31mb\u009b1mc");
 }
 
 // What a model has beside the decoder is no fault of it.
