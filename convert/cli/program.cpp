@@ -16,6 +16,7 @@
 #include "convert/cli/stream_terminal.h"
 #include "convert/cli/suggest.h"
 #include "convert/core/file.h"
+#include "convert/core/mapping_guard.h"
 #include "convert/core/overwrite.h"
 #include "convert/core/parallel.h"
 
@@ -103,7 +104,7 @@ class Run {
   int execute(const Words& words) {
     json_ = std::find(words.begin(), words.end(), "--json") != words.end();
     try {
-      return finish(dispatch(words));
+      return finish(dispatch_to_end(words));
     } catch (const BrokenPipe&) {
       return kBrokenPipeExit;
     } catch (const Error& error) {
@@ -124,6 +125,16 @@ class Run {
   }
 
  private:
+  /// What is wrong with an input tells more than what was made of zeros in place of its bytes.
+  ExitCode dispatch_to_end(const Words& words) {
+    try {
+      return dispatch(words);
+    } catch (const Error&) {
+      require_whole_mappings();
+      throw;
+    }
+  }
+
   ExitCode dispatch(const Words& words) {
     const int columns = surroundings_.columns();
     if (words.empty()) {
@@ -210,8 +221,9 @@ class Run {
     }
   }
 
-  /// A log file with missing lines is no success.
+  /// Neither a log file with missing lines nor an input with missing bytes is a success.
   int finish(ExitCode code) {
+    require_whole_mappings();
     if (terminal_ && code == ExitCode::kDone) terminal_->require_log_file();
     return static_cast<int>(code);
   }
@@ -262,6 +274,7 @@ int run_program(int argc, const char* const* argv, std::span<const Command* cons
                 const ProgramHooks& hooks) {
   occupy_standard_descriptors();
   install_signal_handlers();
+  install_mapping_guard();
   if (!hooks.git_id.empty()) set_git_id(hooks.git_id);
   const std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
   return run_words(words, commands, hooks, process_surroundings());

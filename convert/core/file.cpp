@@ -19,6 +19,7 @@
 #include "convert/core/error.h"
 #include "convert/core/file_system.h"
 #include "convert/core/json.h"
+#include "convert/core/mapping_guard.h"
 
 namespace assay {
 namespace {
@@ -136,6 +137,7 @@ MappedFile MappedFile::open(const std::string& path) {
   if (data == MAP_FAILED) fail_file(path, "cannot be mapped", errno);
   file.data_ = static_cast<const std::byte*>(data);
   file.size_ = size;
+  file.guard_ = guard_mapping(file.bytes(), path);
   if (status_of(path, descriptor.get()).st_size != status.st_size) {
     throw FileError(path + ": changed its size while it was opened; is it still being written?");
   }
@@ -145,12 +147,14 @@ MappedFile MappedFile::open(const std::string& path) {
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      guard_(std::exchange(other.guard_, nullptr)) {}
 
 MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(guard_, other.guard_);
   return *this;
 }
 
@@ -164,7 +168,9 @@ void release_pages(std::span<const std::byte> mapped) {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  forget_mapping(guard_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 // ---- ByteReader ----
@@ -228,17 +234,14 @@ void AtomicFile::open_temporary() {
       ::close(fd);
       throw FileError(temporary_ + ": another process is writing this file");
     }
-    // Between open and flock another writer may have renamed or removed what was opened here.
-    struct stat opened {};
-    struct stat named {};
-    const bool same = ::fstat(fd, &opened) == 0 && ::lstat(temporary_.c_str(), &named) == 0 &&
-                      opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
-    if (!same) {
+    if (!names_open_file(temporary_, fd)) {
       ::close(fd);
       continue;
     }
-    if (!S_ISREG(opened.st_mode) || ::ftruncate(fd, 0) != 0) {
-      const int error = S_ISREG(opened.st_mode) ? errno : EEXIST;
+    struct stat opened {};
+    const bool is_file = ::fstat(fd, &opened) == 0 && S_ISREG(opened.st_mode);
+    if (!is_file || ::ftruncate(fd, 0) != 0) {
+      const int error = is_file ? errno : EEXIST;
       ::close(fd);
       fail_file(temporary_, "cannot be created", error);
     }
@@ -259,12 +262,27 @@ void AtomicFile::discard() noexcept {
   fd_ = -1;
 }
 
+namespace {
+
+/// The system found no memory behind `bytes`: reading them tells whether a mapped file is shorter
+/// now.
+void find_lost_bytes(std::span<const std::byte> bytes) {
+  for (size_t i = 0; i < bytes.size(); i += 512) {
+    const volatile std::byte& byte = bytes[i];
+    [[maybe_unused]] const std::byte read = byte;
+  }
+  require_whole_mappings();
+}
+
+}  // namespace
+
 void AtomicFile::write_at(uint64_t offset, std::span<const std::byte> bytes) const {
   while (!bytes.empty()) {
     const ssize_t n =
         file_system_calls().write(fd_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     const int error = n == 0 ? EIO : errno;  // 0 would loop for ever
+    if (n < 0 && error == EFAULT) find_lost_bytes(bytes);
     if (n <= 0) fail("written at byte " + std::to_string(offset), error);
     offset += static_cast<uint64_t>(n);
     bytes = bytes.subspan(static_cast<size_t>(n));
@@ -307,6 +325,7 @@ void AtomicFile::pad(uint64_t n) {
 void AtomicFile::commit() {
   ASSAY_CHECK(fd_ >= 0);
   flush();
+  require_whole_mappings();
   if (const int error = sync(fd_); error != 0) fail("synced", error);
   // Renamed while the descriptor, and so the lock, is still held; closed before success is told.
   if (file_system_calls().rename(temporary_.c_str(), path_.c_str()) != 0) {

@@ -10,6 +10,8 @@
 
 namespace assay {
 
+struct GuardedMapping;
+
 /// Takes the pages of mapped bytes out of this process's memory; they come back from the file when
 /// they are read again. For those who go through a large file once.
 void release_pages(std::span<const std::byte> mapped);
@@ -33,6 +35,7 @@ class MappedFile {
   std::string path_;
   const std::byte* data_ = nullptr;
   size_t size_ = 0;
+  GuardedMapping* guard_ = nullptr;  // core/mapping_guard.h
 };
 
 /// Reads little-endian fields of a hostile file in order. Every length is checked here, before use;

@@ -1,5 +1,6 @@
 #include "convert/core/file_system.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -104,6 +105,13 @@ int default_rename(const char* from, const char* to) {
 }
 
 }  // namespace
+
+bool names_open_file(const std::string& path, int fd) {
+  struct stat opened {};
+  struct stat named {};
+  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
+}
 
 FileSystemCalls& file_system_calls() {
   static FileSystemCalls calls{default_write, default_fsync, default_rename};

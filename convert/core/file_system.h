@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace assay {
 
@@ -22,6 +23,10 @@ struct FileSystemCalls {
   int (*fsync)(int fd);
   int (*rename)(const char* from, const char* to);
 };
+
+/// Whether `path` names what `fd` has open, by itself and not as a link: between opening and
+/// locking a file another process may have renamed or removed it.
+bool names_open_file(const std::string& path, int fd);
 
 /// The table in use. Only tests write to it, while no other thread writes files.
 FileSystemCalls& file_system_calls();

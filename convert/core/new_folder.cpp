@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +12,7 @@
 #include "convert/core/error.h"
 #include "convert/core/file.h"
 #include "convert/core/file_system.h"
+#include "convert/core/mapping_guard.h"
 #include "convert/core/paths.h"
 
 namespace assay {
@@ -41,14 +41,6 @@ void rename_folder(const std::string& from, const std::string& to) {
 std::string parent_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   return parent.empty() ? "." : parent;
-}
-
-/// Whether `path` names what `fd` has open.
-bool names(const std::string& path, int fd) {
-  struct stat opened {};
-  struct stat named {};
-  return ::fstat(fd, &opened) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-         opened.st_ino == named.st_ino && opened.st_dev == named.st_dev;
 }
 
 }  // namespace
@@ -82,12 +74,13 @@ void NewFolder::make_partial() {
       throw FileError(partial_ + ": another process is writing this folder");
     }
     lock_ = fd;
-    if (names(partial_, fd)) return;
+    if (names_open_file(partial_, fd)) return;
     ::close(std::exchange(lock_, -1));
   }
 }
 
 void NewFolder::publish() {
+  require_whole_mappings();
   make_durable(partial_);
   const std::string replaced = path_ + ".replaced";
   if (file_exists(path_)) {

@@ -15,6 +15,7 @@
 #include "convert/core/error.h"
 #include "convert/core/file_system.h"
 #include "convert/core/isa.h"
+#include "convert/core/mapping_guard.h"
 #include "convert/core/new_folder.h"
 #include "convert/core/sha256.h"
 #include "convert/core/sha256_streams.h"
@@ -253,6 +254,52 @@ TEST(NewFolder, ReplacesWhatALinkNames) {
   EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
   EXPECT_EQ(read_text_file(folder.file("elsewhere/real/new")), "new");
   EXPECT_EQ(names_in(folder.file("elsewhere")), std::vector<std::string>{"real"});
+}
+
+// The guard's finding lasts as long as the process, so each runs in a child.
+using MappingGuardDeathTest = testing::Test;
+
+/// Maps a file of three pages, makes it shorter, lets `use` read it, and ends with 3 if nothing can
+/// be committed then.
+void use_shortened_file(const std::string& path, const std::string& out, bool by_system) {
+  install_mapping_guard();
+  write_text_file(path, std::string(3 * 4096, 'x'));
+  const MappedFile other = MappedFile::open(path);
+  const MappedFile file = MappedFile::open(path);
+  std::filesystem::resize_file(path, 100);
+  AtomicFile copy(out);
+  try {
+    copy.write(file.bytes().first(4096));
+    if (!by_system && file.bytes()[2 * 4096] != std::byte{0}) std::exit(1);
+    copy.write(std::vector<std::byte>(1 << 21));  // what waits is written now
+    if (by_system) copy.write_at(0, file.bytes().subspan(4096));
+    copy.commit();
+  } catch (const FileError& error) {
+    std::fputs(error.what(), stderr);
+    std::exit(file_exists(out) ? 1 : 3);
+  }
+  std::exit(0);
+}
+
+TEST(MappingGuardDeathTest, ABusErrorBecomesAnErrorThatNamesTheFile) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  const TemporaryDirectory folder;
+  for (const bool by_system : {false, true}) {
+    EXPECT_EXIT(use_shortened_file(folder.file("in"), folder.file("out"), by_system),
+                testing::ExitedWithCode(3), "in: the bytes from [0-9]+ on are gone");
+  }
+}
+
+TEST(MappingGuardDeathTest, OtherBusErrorsEndTheProcess) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+
+  EXPECT_EXIT(
+      {
+        install_mapping_guard();
+        std::raise(SIGBUS);
+        std::raise(SIGBUS);
+      },
+      testing::KilledBySignal(SIGBUS), "");
 }
 
 TEST(WriteTextFile, WritesIntoAPipeInsteadOfTakingItsPlace) {
