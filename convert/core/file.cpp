@@ -448,6 +448,7 @@ void require_file_place(const std::string& path) {
   if (::access(folder.c_str(), W_OK | X_OK) != 0) {
     fail_file(path, "no file can be created in " + folder, errno);
   }
+  file_exists(replaceable_path(path) + ".partial");  // throws for a name that is too long
 }
 
 uint64_t available_bytes(const std::string& folder) {

@@ -71,10 +71,12 @@ void require_free_file_name(const std::string& path, bool force) {
     throw UsageError(path + ": is a folder; expected the name of a file to write");
   }
   if (!force && file_exists(path) && !fs::is_other(status)) exists_already(path);
+  file_exists(path + ".partial");
 }
 
 void require_free_folder_name(const std::string& path, bool force, std::string_view what,
                               std::initializer_list<std::string_view> marks) {
+  file_exists(path + ".partial");
   if (!file_exists(path)) return;
   if (!force) exists_already(path);
   std::error_code error;

@@ -24,10 +24,12 @@ void refuse_to_overwrite(std::span<const OutputPath> outputs,
                          const std::vector<std::string>& inputs);
 
 /// For a file that is about to be written: throws UsageError if a folder has its name, or, unless
-/// `force`, a file; "<path>: exists already; …". Devices are left to the writer.
+/// `force`, a file: "<path>: exists already; …"; and FileError if the name is too long for the file
+/// that is made first (AtomicFile). Devices are left to the writer.
 void require_free_file_name(const std::string& path, bool force);
 
-/// For a folder that is about to be written: throws UsageError if something has its name, unless
+/// For a folder that is about to be written: throws FileError if the name is too long for the
+/// folder that it is made in (NewFolder), and UsageError if something has its name, unless
 /// `force`. Even then only a folder may go, since it goes as a whole, that is empty or holds a file
 /// with one of the names `marks`; `what` it is then, for the message: "model folder".
 void require_free_folder_name(const std::string& path, bool force, std::string_view what,

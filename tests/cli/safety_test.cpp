@@ -172,6 +172,27 @@ TEST_F(Safety, AnOutputThatHasNoPlaceIsSeenBeforeTheWork) {
   }
 }
 
+// Results are written under their name with ".partial" behind it first.
+TEST_F(Safety, ANameThatIsTooLongIsSeenBeforeTheWork) {
+  shell("cp model/tokenizer.json text");
+  const std::string name(249, 'a');
+  for (const std::string& command : {
+           "assay quantize model --algorithm rtn --group-size 32 --out " + name,
+           "assay quantize model --algorithm rtn --group-size 32 --out q --report " + name,
+           "assay convert model --out " + name,
+           "assay convert model --to hf --out " + name,
+           "assay calibrate model --data text --window-length 8 --out " + name.substr(4) + ".npy",
+           "assay verify-equivalence model model --json-out " + name,
+       }) {
+    const ShellResult result = shell(command);
+
+    EXPECT_EQ(result.exit_code, 3) << command;
+    EXPECT_THAT(result.error, testing::StartsWith("error: ")) << command;
+    EXPECT_THAT(result.error, HasSubstr("File name too long")) << command;
+    EXPECT_FALSE(file_exists(path("q"))) << command;
+  }
+}
+
 TEST_F(Safety, TheReportOfAQuantizationHasItsPlaceBeforeTheWork) {
   const std::string quantize = "assay quantize model --algorithm rtn --group-size 32 --out q ";
   shell("mkdir folder; touch file");
