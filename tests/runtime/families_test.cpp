@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "convert/checkpoint.h"
+#include "convert/core/error.h"
 #include "convert/core/isa.h"
 #include "convert/gguf_export.h"
 #include "runtime/cpu_executor.h"
@@ -115,6 +116,33 @@ TEST_P(FamilyModel, GivesTheSameBitsAfterAResetAndBesideOtherSequences) {
   executor->forward(items, actual);
 
   EXPECT_TRUE(bits_equal(actual, expected));
+}
+
+// A call that fails in its second pass leaves the sequence as it was, or empty where states and
+// rings cannot go back; nothing of the failed call is in what comes after.
+TEST_P(FamilyModel, GivesTheSameBitsAfterACallThatFailed) {
+  const std::vector<float> expected = logits_in_chunks(*load(), ids_.size());
+  const auto executor = make_cpu_device()->load(
+      Checkpoint::open(path_), {.kv_type = KvType::kF32, .context = 64, .max_batch_tokens = 4});
+  const size_t n_first = 3;
+  std::vector<float> logits;
+  const BatchItem first{0, std::span(ids_).first(n_first), LogitRows::kNone};
+  executor->forward({&first, 1}, logits);
+  const std::vector<int32_t> other(ids_.rbegin(), ids_.rbegin() + 8);
+  const BatchItem failing{0, other, LogitRows::kLast};
+  int n_passes = 0;
+  const auto fail = [&](const Op& op, const RegisterSpec&, std::span<const float>) {
+    if (kind_name(op) == EmbedOp::kName && ++n_passes == 2)
+      throw StoppedError("in the second pass");
+  };
+
+  EXPECT_THROW(executor->forward({&failing, 1}, logits, fail), StoppedError);
+
+  const auto length = static_cast<size_t>(executor->length(0));
+  ASSERT_TRUE(length == n_first || length == 0) << length;
+  const BatchItem rest{0, std::span(ids_).subspan(length), LogitRows::kAll};
+  executor->forward({&rest, 1}, logits);
+  EXPECT_TRUE(bits_equal(logits, std::span(expected).last(logits.size())));
 }
 
 TEST_P(FamilyModel, GivesTheSameBitsWhenWindowsKeepARing) {
