@@ -51,7 +51,9 @@ TEST(HostMemory, SaysWhatIsAvailable) {
 TEST(HostMemory, Case_B75_TooLittleNamesTheLargestItemsAndASmallerSetting) {
   const std::vector<LedgerItem> items = {
       {"weights BF16", 10u << 20}, {"kv cache", 1u << 30}, {"activations", 1u << 20}};
-  EXPECT_NO_THROW(require_memory(items, uint64_t{2} << 30, "m on cpu"));
+  const uint64_t enough = (10u << 20) + (1u << 30) + (1u << 20);
+  EXPECT_NO_THROW(require_memory(items, enough, "m on cpu"));
+  EXPECT_THROW(require_memory(items, enough - 1, "m on cpu"), ResourceError);
 
   try {
     require_memory(items, 1u << 29, "m on cpu");

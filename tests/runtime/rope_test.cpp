@@ -68,6 +68,7 @@ double exact_inv_freq(const RopeSpec& spec, int i) {
       }
       low = std::max(low, 0.0);
       high = std::min(high, spec.rotary_dims - 1.0);
+      if (low == high) high += 0.001;  // as there, so that nothing is divided by 0
       const double ramp = std::min(1.0, std::max(0.0, (i - low) / (high - low)));
       return inv / spec.factor * ramp + inv * (1.0 - ramp);
     }
@@ -81,11 +82,16 @@ std::vector<RopeSpec> all_kinds() {
   linear.factor = 2.5;
   RopeSpec smooth_yarn = yarn();
   smooth_yarn.truncate = false;
+  RopeSpec short_yarn = yarn();  // its bounds lie before the first pair, and meet there
+  short_yarn.original_context = 4;
+  RopeSpec clamped_yarn = smooth_yarn;  // one bound before it
+  clamped_yarn.original_context = 128;
   RopeSpec proportional = plain(256, 1e6);
   proportional.kind = RopeSpec::Kind::kProportional;
   proportional.n_rotated_pairs = 32;
   return {plain(64, 10000.0), plain(2, 500000.0), proportional, linear,
-          llama3(512),        llama3(8192),       yarn(),       smooth_yarn};
+          llama3(512),        llama3(8192),       yarn(),       smooth_yarn,
+          short_yarn,         clamped_yarn};
 }
 
 TEST(RopeTable, InverseFrequenciesFollowTheFormulaOfEveryKind) {
