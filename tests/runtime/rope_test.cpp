@@ -83,7 +83,7 @@ std::vector<RopeSpec> all_kinds() {
   RopeSpec smooth_yarn = yarn();
   smooth_yarn.truncate = false;
   RopeSpec short_yarn = yarn();  // its bounds lie before the first pair, and meet there
-  short_yarn.original_context = 4;
+  short_yarn.original_context = 6;
   RopeSpec clamped_yarn = smooth_yarn;  // one bound before it
   clamped_yarn.original_context = 128;
   RopeSpec proportional = plain(256, 1e6);
