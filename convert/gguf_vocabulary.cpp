@@ -95,7 +95,12 @@ std::map<int32_t, TokenType> listed_types(const std::string& folder, const Json&
   std::map<int32_t, TokenType> types;
   const Json added = read_object_if_there(folder + "/added_tokens.json");
   for (const auto& [token, id] : added.as_object()) {
-    if (id.is_integer()) types[static_cast<int32_t>(id.as_integer())] = TokenType::kUserDefined;
+    if (!id.is_integer_in(0, std::numeric_limits<int32_t>::max())) {
+      throw FormatError(fmt::format(
+          "{}/added_tokens.json: the id of \"{}\" is {}; expected an integer from 0 to {}", folder,
+          token, id.dump(0), std::numeric_limits<int32_t>::max()));
+    }
+    types[static_cast<int32_t>(id.as_integer())] = TokenType::kUserDefined;
   }
   const Json* decoder = config.find("added_tokens_decoder");
   if (decoder == nullptr || !decoder->is_object()) return types;

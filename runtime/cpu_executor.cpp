@@ -300,12 +300,10 @@ void CpuExecutor::run_head(std::span<const int64_t> selected, float*& logits,
   const std::vector<float>& values =
       context_.registers.f32[static_cast<size_t>(program_.logits.index)];
   const int64_t n = context_.n_rows * program_.spec.vocab_size;
-  if (options_.check_finite) {
-    const int64_t bad = find_not_finite(values.data(), n);
-    if (bad >= 0) {
-      throw_not_finite(program_.ops.back(), context_, bad / program_.spec.vocab_size,
-                       bad % program_.spec.vocab_size, values[static_cast<size_t>(bad)], "logit");
-    }
+  const int64_t bad = find_not_finite(values.data(), n);
+  if (bad >= 0) {
+    throw_not_finite(program_.ops.back(), context_, bad / program_.spec.vocab_size,
+                     bad % program_.spec.vocab_size, values[static_cast<size_t>(bad)], "logit");
   }
   logits = std::copy_n(values.data(), n, logits);
 }

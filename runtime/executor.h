@@ -29,7 +29,6 @@ struct ExecutorOptions {
   int n_sequences = 1;
   int64_t context = 0;             // positions per sequence; 0: the model's context_length
   int64_t max_batch_tokens = 512;  // rows that run together; longer calls are cut, with equal bits
-  bool check_finite = true;        // of logits; all other checks belong to the arithmetic
 };
 
 /// Sees every register that an op wrote, on the host, after it ran.

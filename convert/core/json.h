@@ -40,6 +40,10 @@ class Json {
   bool is_integer() const {
     return std::holds_alternative<int64_t>(value_) || std::holds_alternative<uint64_t>(value_);
   }
+  bool is_integer_in(int64_t minimum, int64_t maximum) const {  // false for any other type
+    const int64_t* value = std::get_if<int64_t>(&value_);
+    return value != nullptr && *value >= minimum && *value <= maximum;
+  }
   bool is_number() const { return is_integer() || std::holds_alternative<double>(value_); }
   bool is_string() const { return std::holds_alternative<std::string>(value_); }
   bool is_array() const { return std::holds_alternative<Array>(value_); }

@@ -38,7 +38,7 @@ std::set<int32_t> token_ids(const ConfigReader& config, std::string_view key, in
 /// −1 and the like mean "none" in old configs; only ids inside the vocabulary count.
 std::optional<int32_t> bos_of(const ConfigReader& config, int64_t vocab_size) {
   const Json* value = config.find("bos_token_id");
-  if (value == nullptr || (value->is_integer() && value->as_integer() == -1)) return std::nullopt;
+  if (value == nullptr || *value == Json(-1)) return std::nullopt;
   const std::set<int32_t> ids = token_ids(config, "bos_token_id", vocab_size);
   if (ids.empty()) return std::nullopt;
   return *ids.begin();

@@ -80,6 +80,11 @@ AttentionSpec full_attention(const ConfigReader& config, AttentionSpec attention
                              const GlobalHeads& heads, int64_t context_length) {
   attention.head_dim = static_cast<int>(heads.head_dim.value_or(512));
   if (attention.head_dim % 2 != 0) config.fail("global_head_dim", "an even number");
+  if (config.boolean_or("attention_bias", false)) {
+    throw UnsupportedError(config.source() +
+                           ": attention_bias is true; expected false, no Gemma 4 checkpoint known "
+                           "has biases in its attention");
+  }
   attention.k_is_v = config.boolean_or("attention_k_eq_v", false);
   if (attention.k_is_v && heads.n_kv_heads) {
     attention.n_kv_heads = static_cast<int>(*heads.n_kv_heads);

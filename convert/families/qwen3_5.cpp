@@ -192,7 +192,13 @@ void write_gguf_metadata(const ModelSpec& spec, const Json& config, uint32_t fil
     const Json& list = rope->at("mrope_section");
     sections.assign(4, 0);
     for (size_t i = 0; list.is_array() && i < std::min<size_t>(4, list.as_array().size()); ++i) {
-      sections[i] = static_cast<int32_t>(list.as_array()[i].as_integer());
+      const int64_t section = list.as_array()[i].as_integer();
+      if (section < 0 || section > attention->head_dim) {
+        throw FormatError(fmt::format(
+            "config.json: rope_parameters: mrope_section holds {}; expected 0 to head_dim ({})",
+            section, attention->head_dim));
+      }
+      sections[i] = static_cast<int32_t>(section);
     }
   }
   GgufKeys keys(std::string(kArchitecture), metadata);

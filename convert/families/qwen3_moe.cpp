@@ -29,7 +29,7 @@ std::vector<bool> dense_layers(const ConfigReader& config, int64_t n_layers) {
   if (named == nullptr) return dense;
   if (!named->is_array()) config.fail("mlp_only_layers", "a list of layers");
   for (const Json& layer : named->as_array()) {
-    if (!layer.is_integer() || layer.as_integer() < 0 || layer.as_integer() >= n_layers) {
+    if (!layer.is_integer_in(0, n_layers - 1)) {
       config.fail("mlp_only_layers", fmt::format("layers from 0 to {}", n_layers - 1));
     }
     dense[static_cast<size_t>(layer.as_integer())] = true;

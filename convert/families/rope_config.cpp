@@ -128,7 +128,13 @@ RopeSpec read_partial_rope_config(const ConfigReader& config, int head_dim, int6
     return rope;
   }
   const ConfigReader scaling(*found, config.source() + ": " + name);
-  partial = scaling.number_or("partial_rotary_factor", 0.0, 1.0, partial);
+  if (scaling.has("partial_rotary_factor")) {
+    const double own = scaling.number("partial_rotary_factor", 0.0, 1.0);
+    if (config.has("partial_rotary_factor") && own != partial) {
+      scaling.fail("partial_rotary_factor", fmt::format("{}, as beside {}", partial, name));
+    }
+    partial = own;
+  }
   rope.rotary_dims = rotary_dims_of(scaling, head_dim, partial);
   return read_scaling(config, scaling, context_length, rope);
 }

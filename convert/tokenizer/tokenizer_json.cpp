@@ -23,7 +23,7 @@ void read_vocabulary(const Part& part, Vocabulary& vocabulary) {
   for (const auto& [token, id] : members) n_bytes += token.size();
   vocabulary.reserve(members.size(), n_bytes);
   for (const auto& [token, id] : members) {
-    if (!id.is_integer() || id.as_integer() < 0 || id.as_integer() >= Vocabulary::kIdLimit) {
+    if (!id.is_integer_in(0, Vocabulary::kIdLimit - 1)) {
       part.malformed(fmt::format("the id of \"{}\" is {}; expected an integer from 0 to {}", token,
                                  id.dump(0), Vocabulary::kIdLimit - 1));
     }

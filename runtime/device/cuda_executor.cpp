@@ -177,9 +177,8 @@ void CudaExecutor::run_pass(std::span<const PassRow> rows, std::vector<float>& l
              false);
     if (observer && plan_.head.norm_op >= 0) observe_last_norm(done, count, observer);
     const size_t elements = static_cast<size_t>(count) * vocab;
-    if (options_.check_finite)
-      launch_check_finite(plan_.logits, static_cast<int64_t>(elements), plan_.head.reported_op + 1,
-                          plan_.fault, stream_.get());
+    launch_check_finite(plan_.logits, static_cast<int64_t>(elements), plan_.head.reported_op + 1,
+                        plan_.fault, stream_.get());
     ASSAY_CUDA(cudaMemcpyAsync(pinned_.data(), plan_.logits, elements * 4, cudaMemcpyDeviceToHost,
                                stream_.get()));
     ASSAY_CUDA(cudaStreamSynchronize(stream_.get()));

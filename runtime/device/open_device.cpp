@@ -53,7 +53,8 @@ OpenCudaDevice load_plugin() {
   }
   throw DeviceError(
       "the CUDA plug-in could not be loaded (" + reasons +
-      "); install assay-cuda, set ASSAY_CUDA_PLUGIN to its path, or use --device cpu");
+      "); build the preset cuda, set ASSAY_CUDA_PLUGIN to the path of libassay-cuda.so, or use "
+      "--device cpu");
 }
 
 std::unique_ptr<Device> open_cuda_device(int index) {

@@ -111,6 +111,35 @@ TEST_P(FamilyConfig, WithAnUnknownLayerTypeIsRefusedByName) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("layer_types"), HasSubstr("chunked_attention")));
 }
 
+/// A model either has the tensors of the biases that its config.json asks for, or is refused.
+TEST_P(FamilyConfig, BiasesOfAttentionAreReadOrRefusedNeverIgnored) {
+  const bool always = model_.config.at("model_type") == Json("qwen2");  // has no such setting
+  model_.config.set("attention_bias", true);
+
+  const std::string said = refusal();
+
+  if (always) {
+    EXPECT_EQ(said, "no error");
+  } else {
+    EXPECT_THAT(said, testing::AnyOf(HasSubstr("attention_bias"), HasSubstr("proj.bias")));
+  }
+}
+
+TEST(Qwen35Config, RotatedSharesThatContradictEachOtherAreRefused) {
+  test::TinyModel model = test::read_model(test::family_model_path("qwen3_5"));
+  const Json same = model.config.at("rope_parameters").at("partial_rotary_factor");
+  model.config.set("partial_rotary_factor", same);
+  EXPECT_NO_THROW(read(model.config));
+  model.config.set("partial_rotary_factor", 0.5 * same.as_number());
+  try {
+    read(model.config);
+    ADD_FAILURE();
+  } catch (const FormatError& error) {
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("rope_parameters"), HasSubstr("partial_rotary_factor")));
+  }
+}
+
 TEST(Qwen35Config, WithoutTheGateOfItsAttentionIsRefusedByName) {
   test::TinyModel model = test::read_model(test::family_model_path("qwen3_5"));
   model.config.set("attn_output_gate", true);
@@ -578,7 +607,8 @@ TEST(Families, AreFoundByEveryName) {
 TEST(Families, TablesNameEveryTensorOnce) {
   for (const Family* family : all_families()) {
     for (const std::string_view type : family->model_types) {
-      const TinyModelOptions options{.model_type = std::string(type), .attention_bias = true};
+      const TinyModelOptions options{.model_type = std::string(type),
+                                     .attention_bias = family->name != "gemma4"};
       const ModelSpec spec = read(make_tiny_model(options).config);
       std::set<std::string> hf_names;
       std::set<std::pair<std::string, int64_t>> gguf_places;

@@ -348,6 +348,18 @@ TinyModel with_prediction_blocks(int n) {
   return model;
 }
 
+TEST(GgufRoundTrip, SectionsOfRotationBeyondTheHeadAreRefused) {
+  for (const int64_t section : {int64_t{1} << 32, int64_t{-1}, int64_t{33}}) {
+    const TemporaryDirectory folder;
+    TinyModel model = bundled("qwen3_5");
+    Json rope = model.config.at("rope_parameters");
+    model.config.set("rope_parameters",
+                     rope.set("mrope_section", Json(Json::Array{section, 1, 1})));
+    EXPECT_THROW(GgufExport(Checkpoint::open(model.write(folder.file("model"))), {}), FormatError)
+        << section;
+  }
+}
+
 TEST(GgufRoundTrip, Case_B58_BlocksThatPredictTokensAreThoseOfTheTensors) {
   const TemporaryDirectory folder;
   TinyModel counted = bundled("qwen3_5");
@@ -704,6 +716,20 @@ TEST(GgufVocabulary, AddedTokensHaveTheScoreAndTypeOfTheFieldsConverter) {
   EXPECT_EQ(row(1001), std::tuple("<|im_start|>", -1000.0f, 3));
   EXPECT_EQ(row(1002), std::tuple("  wide", -1000.0f, 4));
   EXPECT_EQ(row(1003), std::tuple("[PAD1003]", -10000.0f, 5));
+}
+
+TEST(GgufVocabulary, IdsOfAddedTokensBeyond32BitsAreRefused) {
+  for (const char* id : {"4294968296", "-1", "18446744073709551615", "1.5", "\"7\""}) {
+    const TemporaryDirectory folder;
+    const std::string model = write_piece_model(folder, "");
+    folder.write("model/added_tokens.json", std::string(R"({"<extra>": )") + id + "}");
+    try {
+      const GgufExport plan(Checkpoint::open(model), {});
+      ADD_FAILURE() << id;
+    } catch (const FormatError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("added_tokens.json"), HasSubstr("<extra>")));
+    }
+  }
 }
 
 TEST(GgufVocabulary, AddedTokensComeBackFromGgufAndFromAFolder) {
