@@ -57,7 +57,9 @@ class Panels {
 
   const MatrixLayout& matrix_;
   const BlockInt16& x_;
-  const bool words_;  // quads are whole activations
+  const bool words_;     // quads are whole activations
+  const bool and_high_;  // and the high plane beside them, in the order of float_words
+  const int quad_size_;  // of a token, in int32
   std::vector<Panel> panels_;
   std::vector<Batch> batches_;
 };
@@ -65,7 +67,9 @@ class Panels {
 Panels::Panels(const MatrixLayout& matrix, const BlockInt16& x, const LinearKernels& kernels)
     : matrix_(matrix),
       x_(x),
-      words_(kernels.words && matrix.code_bits == 8 && matrix.fold != KernelFold::kSuper) {
+      words_(kernels.words && matrix.code_bits == 8 && matrix.fold != KernelFold::kSuper),
+      and_high_(kernels.float_words && matrix.fold == KernelFold::kFloat),
+      quad_size_(and_high_ ? 3 : 2) {
   const int64_t most =
       matrix.fold == KernelFold::kFloat ? kernels.panel_tokens_float : kernels.panel_tokens;
   // Panels of nearly equal size: 9 tokens are 5 + 4, not 6 + 3.
@@ -139,7 +143,7 @@ void Panels::plan(Panel& panel) const {
   panel.aux = n;
   panel.mins = panel.aux + aux;
   panel.quads = align(panel.mins + (has_pairs() ? (n_subs + 1) / 2 * n * 2 : 0));
-  panel.group_stride = align(panel.quads + kGroupQuads * n * 2);
+  panel.group_stride = align(panel.quads + kGroupQuads * n * quad_size_);
 }
 
 void Panels::fill(const Panel& panel) const {
@@ -163,17 +167,26 @@ void Panels::fill_quads(int64_t row, int64_t group, int64_t t, int64_t n_tokens,
   const auto at = static_cast<size_t>(row * x_.padded_columns + group * kActivationGroup);
   const int8_t* high = x_.high.data() + at;
   const int8_t* low = x_.low.data() + at;
-  for (int64_t q = 0; q < kGroupQuads; ++q) {
-    if (words_) {
-      int16_t words[4];
-      for (int64_t i = 0; i < 4; ++i) {
-        words[i] = static_cast<int16_t>(256 * high[4 * q + i] + low[4 * q + i]);
-      }
-      std::memcpy(out + (q * n_tokens + t) * 2, words, sizeof(words));
-      continue;
+  int16_t words[kActivationGroup];
+  if (words_ || and_high_) {
+    for (int64_t i = 0; i < kActivationGroup; ++i) {
+      words[i] = static_cast<int16_t>(256 * high[i] + low[i]);
     }
-    std::memcpy(out + (q * n_tokens + t) * 2, high + 4 * q, 4);
-    std::memcpy(out + (q * n_tokens + t) * 2 + 1, low + 4 * q, 4);
+  }
+  for (int64_t q = 0; q < kGroupQuads; ++q) {
+    int32_t* quad = out + (q * n_tokens + t) * quad_size_;
+    if (and_high_) {
+      uint64_t w;  // words 0, 1, 2, 3 become 0, 2, 1, 3
+      std::memcpy(&w, words + 4 * q, sizeof(w));
+      w = (w & 0xffff00000000ffffu) | (w >> 16 & 0xffff0000u) | (w & 0xffff0000u) << 16;
+      std::memcpy(quad, &w, sizeof(w));
+      std::memcpy(quad + 2, high + 4 * q, 4);
+    } else if (words_) {
+      std::memcpy(quad, words + 4 * q, 4 * sizeof(int16_t));
+    } else {
+      std::memcpy(quad, high + 4 * q, 4);
+      std::memcpy(quad + 1, low + 4 * q, 4);
+    }
   }
 }
 

@@ -667,7 +667,7 @@ bool run(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
   return bad;
 }
 
-constexpr LinearKernels kKernels = {kPanelTokens, kPanelTokensFloat, kMaxPanels, true, &run};
+constexpr LinearKernels kKernels = {kPanelTokens, kPanelTokensFloat, kMaxPanels, true, false, &run};
 
 }  // namespace
 

@@ -84,7 +84,12 @@ ASSAY_INLINE void add_dot(__m512i& acc, __m512i codes, __m512i x) {
   asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(x));
 }
 
-/// The same with one number for all lanes, as the instruction reads it from memory.
+/// acc += the dot products of 2 words and 2 activations per lane.
+ASSAY_INLINE void add_word_dot(__m512i& acc, __m512i words, __m512i x) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(words), "v"(x));
+}
+
+/// add_dot with one number for all lanes, as the instruction reads it from memory.
 ASSAY_INLINE void add_dot_of(__m512i& acc, __m512i codes, const int32_t* x) {
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(codes), "m"(*x));
 }
@@ -320,7 +325,23 @@ ASSAY_INLINE void fold_super_blocks(const Work& work, float* sums) {
   }
 }
 
-/// kFloat: four integer products of two planes each, as three sums.
+/// The words of one quad of kFloat, 256·h + l + 128 with h and l its planes: columns 0 and 2 of
+/// each lane, and 1 and 3. `high` and `low`: the planes plus 128.
+struct WordPairs {
+  __m512i even, odd;
+  ASSAY_INLINE WordPairs(__m512i high, __m512i low) {
+    const __m512i low_bytes = _mm512_set1_epi16(0x00ff);
+    const __m512i h = _mm512_xor_si512(high, _mm512_set1_epi8(-128));
+    // The second where the mask has ones, else the first; and the other way round.
+    even = _mm512_ternarylogic_epi32(_mm512_slli_epi16(h, 8), low, low_bytes, 0xd8);
+    odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(low, 8), h, low_bytes, 0xe4);
+  }
+};
+
+/// kFloat: F = fma(65536, F(HH), fma(256, F(HL + LH), F(LL))) from two sums, modulo 2^32: of
+/// products of whole numbers S = 65536·HH + T, and HH. As F(HL + LH) and F(LL) are exact and T =
+/// 256·(HL + LH)
+/// + LL < 2^31, the inner fma is F(T).
 template <int R, int T>
 ASSAY_INLINE void fold_floats(const Work& work, float* sums) {
   const Panel& panel = *work.panel;
@@ -330,31 +351,32 @@ ASSAY_INLINE void fold_floats(const Work& work, float* sums) {
   }
   const int32_t* x = work.activations;
   for (int g = 0; g < work.groups; ++g, x += panel.group_stride) {
-    __m512i hh[R][T], mixed[R][T], ll[R][T];
+    __m512i hh[R][T], whole[R][T];
     ASSAY_UNROLL for (int r = 0; r < R; ++r) {
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         hh[r][t] = splat(x + panel.aux + 3 * t);
-        mixed[r][t] = splat(x + panel.aux + 3 * t + 1);
-        ll[r][t] = splat(x + panel.aux + 3 * t + 2);
+        whole[r][t] = join(hh[r][t], splat(x + panel.aux + 3 * t + 2));
       }
     }
     const int32_t* quads = x + panel.quads;
-    for (int q = 0; q < kGroupQuads; ++q) {
-      __m512i wh[R], wl[R];
-      if constexpr (R > 1) prefetch_panel(quads + q * 2 * T);
+    for (int q = 0; q < kGroupQuads; ++q, quads += 3 * T) {
+      if constexpr (R > 1) prefetch_panel(quads);
+      __m512i high[R], even[R], odd[R];
       ASSAY_UNROLL for (int r = 0; r < R; ++r) {
         const uint8_t* unit = work.codes[r] + (g * kGroupQuads + q) * 128;
-        wh[r] = _mm512_load_si512(unit);
-        wl[r] = _mm512_load_si512(unit + 64);
+        high[r] = _mm512_load_si512(unit);
+        const WordPairs words(high[r], _mm512_load_si512(unit + 64));
+        even[r] = words.even;
+        odd[r] = words.odd;
       }
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
-        const __m512i xh = splat(quads + (q * T + t) * 2);
-        const __m512i xl = splat(quads + (q * T + t) * 2 + 1);
+        const __m512i x_even = splat(quads + 3 * t);
+        const __m512i x_odd = splat(quads + 3 * t + 1);
+        const __m512i x_high = splat(quads + 3 * t + 2);
         ASSAY_UNROLL for (int r = 0; r < R; ++r) {
-          add_dot(hh[r][t], wh[r], xh);
-          add_dot(mixed[r][t], wh[r], xl);
-          add_dot(mixed[r][t], wl[r], xh);
-          add_dot(ll[r][t], wl[r], xl);
+          add_word_dot(whole[r][t], even[r], x_even);
+          add_word_dot(whole[r][t], odd[r], x_odd);
+          add_dot(hh[r][t], high[r], x_high);
         }
       }
     }
@@ -362,10 +384,9 @@ ASSAY_INLINE void fold_floats(const Work& work, float* sums) {
       const __m512 w = _mm512_load_ps(work.meta[r]->scales[(g * 128) >> work.set_shift]);
       ASSAY_UNROLL for (int t = 0; t < T; ++t) {
         const __m512 s = as_float_scale(x + t);
-        const __m512 inner = _mm512_fmadd_ps(
-            _mm512_set1_ps(256.0f), _mm512_cvtepi32_ps(mixed[r][t]), _mm512_cvtepi32_ps(ll[r][t]));
-        const __m512 value =
-            _mm512_fmadd_ps(_mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(hh[r][t]), inner);
+        const __m512i rest = _mm512_sub_epi32(whole[r][t], _mm512_slli_epi32(hh[r][t], 16));
+        const __m512 value = _mm512_fmadd_ps(_mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(hh[r][t]),
+                                             _mm512_cvtepi32_ps(rest));
         acc[r][t] = _mm512_fmadd_ps(value, _mm512_mul_ps(w, s), acc[r][t]);
       }
     }
@@ -627,7 +648,7 @@ bool run(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
   return run_blocked(call, tile_begin, tile_end);
 }
 
-constexpr LinearKernels kKernels = {kMaxPanelTokens, kDirectTokens, kMaxPanels, false, &run};
+constexpr LinearKernels kKernels = {kMaxPanelTokens, kDirectTokens, kMaxPanels, false, true, &run};
 
 }  // namespace
 

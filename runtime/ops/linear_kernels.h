@@ -79,6 +79,9 @@ struct MatrixLayout {
 ///     (⌈n_subs / 2⌉, n_tokens, 2)    pairs of i16: Σh of two sub-blocks, Σl of two
 ///   quads (32, n_tokens, 2)        4 bytes of the high plane, 4 of the low; or 4 q as i16, where
 ///                                  LinearKernels::words says so
+///         (32, n_tokens, 3)        LinearKernels::float_words: i16 pairs q_0, q_2 and q_1, q_3,
+///         then
+///                                  4 bytes of the high plane
 struct Panel {
   const int32_t* data = nullptr;
   int32_t n_tokens = 0;
@@ -106,6 +109,7 @@ struct LinearKernels {
   int32_t panel_tokens_float;  // the same for kFloat
   int64_t max_panels;          // most panels of one call
   bool words;                  // takes whole activations with 8-bit codes but kSuper's
+  bool float_words;            // takes them, and the high plane, with kFloat
   /// Returns whether any sum (before the bias) is infinite or NaN.
   bool (*run)(const LinearCall& call, int64_t tile_begin, int64_t tile_end);
 };

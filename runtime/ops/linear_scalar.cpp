@@ -218,7 +218,7 @@ bool run(const LinearCall& call, int64_t tile_begin, int64_t tile_end) {
   return bad;
 }
 
-constexpr LinearKernels kKernels = {kPanelTokens, kPanelTokens, kMaxPanels, false, &run};
+constexpr LinearKernels kKernels = {kPanelTokens, kPanelTokens, kMaxPanels, false, false, &run};
 
 }  // namespace
 
