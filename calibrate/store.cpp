@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -11,6 +12,19 @@
 
 namespace assay {
 namespace {
+
+constexpr uint64_t kBlockBytes = uint64_t{256} << 10;
+
+// Calls body(block, offset, bytes) for the parts of `size` bytes, which lie in one block each.
+template <class Body>
+void for_blocks(std::span<const uint64_t> blocks, uint64_t size, const Body& body) {
+  uint64_t done = 0;
+  for (const uint64_t block : blocks) {
+    const uint64_t here = std::min(kBlockBytes, size - done);
+    body(block * kBlockBytes, done, here);
+    done += here;
+  }
+}
 
 // A file without a name: its space is given back when it is closed, however the process ends.
 int open_unnamed(const std::string& folder) {
@@ -29,6 +43,61 @@ int open_unnamed(const std::string& folder) {
 
 }  // namespace
 
+SpillFile::~SpillFile() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::vector<uint64_t> SpillFile::write(std::span<const float> values) {
+  if (fd_ < 0) fd_ = open_unnamed(folder_);
+  const uint64_t size = values.size_bytes();
+  std::vector<uint64_t> blocks((size + kBlockBytes - 1) / kBlockBytes);
+  for (uint64_t& block : blocks) {
+    if (free_.empty()) {
+      block = n_blocks_++;
+    } else {
+      block = free_.back();
+      free_.pop_back();
+    }
+  }
+  const auto* bytes = reinterpret_cast<const char*>(values.data());
+  for_blocks(blocks, size, [&](uint64_t position, uint64_t first, uint64_t n_bytes) {
+    for (uint64_t done = 0; done < n_bytes;) {
+      const ssize_t n =
+          ::pwrite(fd_, bytes + first + done, n_bytes - done, static_cast<off_t>(position + done));
+      if (n > 0) {
+        done += static_cast<uint64_t>(n);
+      } else if (n == 0 || errno != EINTR) {
+        throw_system_error(
+            folder_ + ": cannot write " + std::to_string(size) + " bytes of activations",
+            n == 0 ? EIO : errno,
+            "use fewer windows, a larger --activation-memory, or another --spill-dir");
+      }
+    }
+  });
+  return blocks;
+}
+
+void SpillFile::read(std::span<const uint64_t> blocks, std::span<float> out) const {
+  auto* bytes = reinterpret_cast<char*>(out.data());
+  for_blocks(blocks, out.size_bytes(), [&](uint64_t position, uint64_t first, uint64_t n_bytes) {
+    for (uint64_t done = 0; done < n_bytes;) {
+      const ssize_t n =
+          ::pread(fd_, bytes + first + done, n_bytes - done, static_cast<off_t>(position + done));
+      if (n > 0) {
+        done += static_cast<uint64_t>(n);
+      } else if (n == 0 || errno != EINTR) {
+        const std::string what = folder_ + ": cannot read activations back";
+        if (n == 0) throw FileError(what + ": the file ends too early");
+        throw_system_error(what, errno);
+      }
+    }
+  });
+}
+
+void SpillFile::give_back(std::span<const uint64_t> blocks) {
+  free_.insert(free_.end(), blocks.rbegin(), blocks.rend());  // the first is taken first again
+}
+
 bool ActivationMemory::try_reserve(uint64_t bytes) {
   if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) return false;
   used_bytes_ += bytes;
@@ -45,7 +114,6 @@ ActivationStore::ActivationStore(ActivationMemory& memory, int64_t n_batches)
 
 ActivationStore::~ActivationStore() {
   for (int64_t b = 0; b < n_batches(); ++b) drop(b);
-  if (fd_ >= 0) ::close(fd_);
 }
 
 uint64_t ActivationStore::bytes() const {
@@ -63,53 +131,17 @@ std::vector<float> ActivationStore::put(int64_t index, std::vector<float> values
     batch.values = std::move(values);
     return {};
   }
-  spill(batch, values);
+  batch.blocks = memory_.spill_.write(values);
   batch.n_values = values.size();
+  memory_.count_spilled(bytes);
   return values;
-}
-
-void ActivationStore::spill(Batch& batch, std::span<const float> values) {
-  if (fd_ < 0) fd_ = open_unnamed(memory_.spill_folder_);
-  const auto* bytes = reinterpret_cast<const char*>(values.data());
-  const uint64_t size = values.size_bytes();
-  for (uint64_t done = 0; done < size;) {
-    const ssize_t n =
-        ::pwrite(fd_, bytes + done, size - done, static_cast<off_t>(file_bytes_ + done));
-    if (n > 0) {
-      done += static_cast<uint64_t>(n);
-    } else if (n == 0 || errno != EINTR) {
-      throw_system_error(memory_.spill_folder_ + ": cannot write " + std::to_string(size) +
-                             " bytes of activations",
-                         n == 0 ? EIO : errno,
-                         "use fewer windows, a larger --activation-memory, or another --spill-dir");
-    }
-  }
-  batch.file_offset = file_bytes_;
-  file_bytes_ += size;
-  memory_.count_spilled(size);
-}
-
-void ActivationStore::read_spilled(const Batch& batch, std::span<float> out) const {
-  auto* bytes = reinterpret_cast<char*>(out.data());
-  const uint64_t size = out.size_bytes();
-  for (uint64_t done = 0; done < size;) {
-    const ssize_t n =
-        ::pread(fd_, bytes + done, size - done, static_cast<off_t>(*batch.file_offset + done));
-    if (n > 0) {
-      done += static_cast<uint64_t>(n);
-    } else if (n == 0 || errno != EINTR) {
-      const std::string what = memory_.spill_folder_ + ": cannot read activations back";
-      if (n == 0) throw FileError(what + ": the file ends too early");
-      throw_system_error(what, errno);
-    }
-  }
 }
 
 std::vector<float> ActivationStore::take(int64_t index, std::vector<float>& values) {
   Batch& batch = batches_[static_cast<size_t>(index)];
-  if (batch.file_offset) {
+  if (!batch.blocks.empty()) {
     values.resize(batch.n_values);
-    read_spilled(batch, values);
+    memory_.spill_.read(batch.blocks, values);
     drop(index);
     return {};
   }
@@ -122,22 +154,20 @@ std::vector<float> ActivationStore::take(int64_t index, std::vector<float>& valu
 
 std::span<const float> ActivationStore::view(int64_t index, std::vector<float>& scratch) const {
   const Batch& batch = batches_[static_cast<size_t>(index)];
-  if (!batch.file_offset) return batch.values;
+  if (batch.blocks.empty()) return batch.values;
   scratch.resize(batch.n_values);
-  read_spilled(batch, scratch);
+  memory_.spill_.read(batch.blocks, scratch);
   return scratch;
 }
 
 void ActivationStore::drop(int64_t index) {
   Batch& batch = batches_[static_cast<size_t>(index)];
   const uint64_t bytes = batch.n_values * sizeof(float);
-  if (batch.file_offset) {
-    memory_.uncount_spilled(bytes);
-    // Best effort: the space returns now rather than with the file.
-    (void)::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                      static_cast<off_t>(*batch.file_offset), static_cast<off_t>(bytes));
-  } else {
+  if (batch.blocks.empty()) {
     memory_.release(bytes);
+  } else {
+    memory_.uncount_spilled(bytes);
+    memory_.spill_.give_back(batch.blocks);
   }
   batch = Batch();
 }

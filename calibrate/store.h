@@ -2,22 +2,43 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace assay {
 
-/// Memory that all activation stores of a run share. What does not fit goes to unnamed temporary
-/// files in `spill_folder`, read and written by position, so that they never count as memory of
-/// this process; they vanish with the process.
+/// Activations in an unnamed temporary file of `folder`, read and written by position, so that they
+/// never count as memory of this process; the file vanishes with the process. Blocks that are given
+/// back are written again first: that is several times as fast as pages and disk space that are
+/// new.
+class SpillFile {
+ public:
+  explicit SpillFile(std::string folder) : folder_(std::move(folder)) {}
+  ~SpillFile();
+  SpillFile(const SpillFile&) = delete;
+  SpillFile& operator=(const SpillFile&) = delete;
+
+  /// Returns the blocks that hold the values. Throws ResourceError or FileError if the disk does
+  /// not take them.
+  std::vector<uint64_t> write(std::span<const float> values);
+  void read(std::span<const uint64_t> blocks, std::span<float> out) const;
+  void give_back(std::span<const uint64_t> blocks);
+
+ private:
+  std::string folder_;
+  int fd_ = -1;  // opened at the first block that needs it
+  uint64_t n_blocks_ = 0;
+  std::vector<uint64_t> free_;
+};
+
+/// Memory that all activation stores of a run share. What does not fit goes to a file in
+/// `spill_folder`.
 class ActivationMemory {
  public:
   ActivationMemory(uint64_t limit_bytes, std::string spill_folder)
-      : limit_bytes_(limit_bytes), spill_folder_(std::move(spill_folder)) {}
-  ActivationMemory(const ActivationMemory&) = delete;
-  ActivationMemory& operator=(const ActivationMemory&) = delete;
+      : limit_bytes_(limit_bytes), spill_(std::move(spill_folder)) {}
 
   uint64_t limit_bytes() const { return limit_bytes_; }
   uint64_t spilled_bytes() const { return spilled_bytes_; }      // now in files
@@ -31,7 +52,7 @@ class ActivationMemory {
   void uncount_spilled(uint64_t bytes) { spilled_bytes_ -= bytes; }
 
   uint64_t limit_bytes_;
-  std::string spill_folder_;
+  SpillFile spill_;
   uint64_t used_bytes_ = 0;
   uint64_t spilled_bytes_ = 0;
   uint64_t most_spilled_ = 0;
@@ -63,15 +84,11 @@ class ActivationStore {
   struct Batch {
     std::vector<float> values;  // empty if on disk
     uint64_t n_values = 0;
-    std::optional<uint64_t> file_offset;
+    std::vector<uint64_t> blocks;  // of the spill file; empty if in memory
   };
-  void spill(Batch& batch, std::span<const float> values);
-  void read_spilled(const Batch& batch, std::span<float> out) const;
 
   ActivationMemory& memory_;
   std::vector<Batch> batches_;
-  int fd_ = -1;  // temporary file, opened at the first batch that needs it
-  uint64_t file_bytes_ = 0;
 };
 
 }  // namespace assay
