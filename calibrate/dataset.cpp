@@ -213,6 +213,17 @@ TokenWindows load_ids(const std::string& path, const IdRows& rows, const Dataset
 
 std::string TokenWindows::sha256() const { return sha256_of_token_ids(ids); }
 
+TokenWindows spread_windows(const TokenWindows& windows, int64_t n_wanted) {
+  TokenWindows out = windows;
+  out.n_windows = std::min(n_wanted, windows.n_windows);
+  out.ids.clear();
+  for (int64_t i = 0; i < out.n_windows; ++i) {
+    const auto ids = windows.window(spread_index(i, windows.n_windows, out.n_windows));
+    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
+  }
+  return out;
+}
+
 TextEncoder make_text_encoder(const std::string& model_folder) {
   const auto tokenizer = std::make_shared<const Tokenizer>(Tokenizer::from_folder(model_folder));
   TextEncoder encoder;

@@ -28,6 +28,13 @@ struct TokenWindows {
   std::string sha256() const;
 };
 
+/// `n_wanted` of the windows, evenly spread: window i is window spread_index(i, …) of all; all, if
+/// there are fewer.
+TokenWindows spread_windows(const TokenWindows& windows, int64_t n_wanted);
+inline int64_t spread_index(int64_t i, int64_t n_all, int64_t n_wanted) {
+  return i * n_all / n_wanted;
+}
+
 /// What a data set needs to know of a tokenizer.
 struct TextEncoder {
   /// Ids of one document with the post-processor (BOS and the like); special tokens inside the text

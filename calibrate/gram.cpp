@@ -54,6 +54,10 @@ float ChannelMaxima::maximum(int64_t channel) const {
   return std::bit_cast<float>(maxima_[static_cast<size_t>(channel)]);
 }
 
+bool ChannelMaxima::all_zero() const {
+  return std::all_of(maxima_.begin(), maxima_.end(), [](uint32_t bits) { return bits == 0; });
+}
+
 std::vector<int> ChannelMaxima::exponents() const {
   ASSAY_CHECK(find_fault() < 0);
   std::vector<int> out(maxima_.size());
@@ -69,13 +73,6 @@ const GramKernels& gram_kernels() {
 
 Gram::Gram(std::span<const int> exponents) : tokens_(exponents) {
   sums_.resize(static_cast<size_t>(first_tile(tokens_.n_panels()) * kGramTile));
-}
-
-uint64_t Gram::peak_bytes(int64_t n) {
-  const auto panels = static_cast<uint64_t>((n + kGramPanel - 1) / kGramPanel);
-  const uint64_t sums = panels * (panels + 1) / 2 * kGramTile * sizeof(double);
-  return sums + PackedTokens::bytes(n) +
-         static_cast<uint64_t>(n) * static_cast<uint64_t>(n) * sizeof(double);
 }
 
 void Gram::add(const float* x, int64_t n_tokens) {
@@ -134,28 +131,15 @@ Hessian Gram::finish() {
   return out;
 }
 
-CrossGram::CrossGram(std::span<const int> row_exponents, std::span<const int> column_exponents)
-    : rows_(row_exponents), columns_(column_exponents) {
+CrossGram::CrossGram(std::span<const int> row_exponents, const PackedTokens& columns)
+    : rows_(row_exponents), columns_(columns) {
   sums_.resize(static_cast<size_t>(rows_.n_panels() * columns_.n_panels() * kGramTile));
 }
 
-uint64_t CrossGram::peak_bytes(int64_t n_rows, int64_t n_columns) {
-  const auto padded = [](int64_t n) {
-    return static_cast<uint64_t>((n + kGramPanel - 1) / kGramPanel * kGramPanel);
-  };
-  const uint64_t sums = padded(n_rows) * padded(n_columns) * sizeof(double);
-  return sums + PackedTokens::bytes(n_rows) + PackedTokens::bytes(n_columns) +
-         static_cast<uint64_t>(n_rows) * static_cast<uint64_t>(n_columns) * sizeof(double);
-}
-
-void CrossGram::add(const float* x, const float* y, int64_t n_tokens) {
-  count_gram_tokens(n_tokens, n_tokens_);
-  for (int64_t t = 0; t < n_tokens; t += PackedTokens::kMostTokens) {
-    const int64_t here = std::min(PackedTokens::kMostTokens, n_tokens - t);
-    rows_.pack(x + t * rows_.n(), here);
-    columns_.pack(y + t * columns_.n(), here);
-    multiply();
-  }
+void CrossGram::add(const float* x) {
+  count_gram_tokens(columns_.n_tokens(), n_tokens_);
+  rows_.pack(x, columns_.n_tokens());
+  multiply();
 }
 
 void CrossGram::multiply() {
@@ -183,9 +167,8 @@ CrossProduct CrossGram::finish() {
   out.n_columns = columns_.n();
   const int64_t column_panels = columns_.n_panels();
   const std::vector<double> row_scales = rows_.scales();
-  const std::vector<double> column_scales = columns_.scales();
+  const std::vector<double>& column_scales = columns_.scales();
   rows_ = PackedTokens({});
-  columns_ = PackedTokens({});
   out.values.resize(static_cast<size_t>(out.n_rows * out.n_columns));
   parallel_for(out.n_rows, 32, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -200,6 +183,27 @@ CrossProduct CrossGram::finish() {
   });
   sums_ = {};
   return out;
+}
+
+uint64_t products_peak_bytes(int64_t n, std::span<const int64_t> cross_rows) {
+  const auto panels = [](int64_t channels) {
+    return static_cast<uint64_t>((channels + kGramPanel - 1) / kGramPanel);
+  };
+  const auto values = [n](int64_t rows) {
+    return static_cast<uint64_t>(rows) * static_cast<uint64_t>(n) * sizeof(double);
+  };
+  constexpr uint64_t kTileBytes = kGramTile * sizeof(double);
+  uint64_t held = PackedTokens::bytes(n) + panels(n) * (panels(n) + 1) / 2 * kTileBytes;
+  for (const int64_t rows : cross_rows) {
+    held += PackedTokens::bytes(rows) + panels(rows) * panels(n) * kTileBytes;
+  }
+  uint64_t peak = held;
+  for (const int64_t rows : cross_rows) {
+    held += values(rows) - PackedTokens::bytes(rows);
+    peak = std::max(peak, held);
+    held -= panels(rows) * panels(n) * kTileBytes;
+  }
+  return std::max(peak, held - PackedTokens::bytes(n) + values(n));
 }
 
 }  // namespace assay

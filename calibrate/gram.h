@@ -24,6 +24,7 @@ class ChannelMaxima {
   /// First channel that saw a NaN, an infinity or a value beyond 32,639·2^100, or −1.
   int64_t find_fault() const;
   float maximum(int64_t channel) const;
+  bool all_zero() const;
   /// e_j of arithmetic.md §3 for every channel.
   std::vector<int> exponents() const;
 
@@ -41,12 +42,11 @@ class Gram {
   /// x (n_tokens, n) row-major, |x| ≤ 32,639·2^e_j. Throws UnsupportedError beyond kMaxGramTokens.
   void add(const float* x, int64_t n_tokens);
   int64_t n_tokens() const { return n_tokens_; }
+  /// What add() took last, if it was at most PackedTokens::kMostTokens: for CrossGram.
+  const PackedTokens& packed() const { return tokens_; }
 
   /// H_ij = A_ij·2^(e_i)·2^(e_j), as a full matrix. The object is empty afterwards.
   Hessian finish();
-
-  /// Most bytes held for n channels, the result of finish() included: for --dry-run.
-  static uint64_t peak_bytes(int64_t n);
 
  private:
   void multiply();
@@ -60,24 +60,27 @@ class Gram {
 /// exact, and independent of the same things as Gram.
 class CrossGram {
  public:
-  CrossGram(std::span<const int> row_exponents, std::span<const int> column_exponents);
+  /// `columns`: of the other stream, packed anew before each add(); must outlive finish().
+  CrossGram(std::span<const int> row_exponents, const PackedTokens& columns);
 
-  /// x (n_tokens, n_rows), y (n_tokens, n_columns), both row-major. Throws like Gram::add.
-  void add(const float* x, const float* y, int64_t n_tokens);
+  /// x (columns.n_tokens(), n_rows) row-major. Throws like Gram::add.
+  void add(const float* x);
 
   /// C_ij·2^(e_i)·2^(f_j). The object is empty afterwards.
   CrossProduct finish();
-
-  /// Most bytes held, the result of finish() included: for --dry-run.
-  static uint64_t peak_bytes(int64_t n_rows, int64_t n_columns);
 
  private:
   void multiply();
 
   int64_t n_tokens_ = 0;
   PackedTokens rows_;
-  PackedTokens columns_;
+  const PackedTokens& columns_;
   std::vector<double> sums_;  // (row panels, column panels, 32, 32) integers
 };
+
+/// Most bytes held, results included, by a Gram of n channels and a CrossGram with it for each of
+/// cross_rows, which take tokens together and then finish in this order, the Gram last: for
+/// --dry-run.
+uint64_t products_peak_bytes(int64_t n, std::span<const int64_t> cross_rows);
 
 }  // namespace assay

@@ -85,6 +85,7 @@ uint64_t PackedTokens::bytes(int64_t n) {
 void PackedTokens::pack(const float* x, int64_t n_tokens) {
   ASSAY_CHECK(n_tokens <= kMostTokens);
   const GramKernels& kernels = gram_kernels();
+  n_tokens_ = n_tokens;
   n_chunks_ = (n_tokens + kChunkTokens - 1) / kChunkTokens;
   const int64_t n_blocks = n_chunks_ * kBlocks;
   parallel_for(n_blocks, 1, [&](int64_t begin, int64_t end) {

@@ -21,6 +21,7 @@ class PackedTokens {
 
   int64_t n() const { return n_; }
   int64_t n_panels() const { return n_panels_; }
+  int64_t n_tokens() const { return n_tokens_; }  // of the last pack()
   int64_t n_chunks() const { return n_chunks_; }
   /// (n) 2^(e_j).
   const std::vector<double>& scales() const { return scales_; }
@@ -39,6 +40,7 @@ class PackedTokens {
  private:
   int64_t n_ = 0;
   int64_t n_panels_ = 0;
+  int64_t n_tokens_ = 0;
   int64_t n_chunks_ = 0;
   std::vector<double> scales_;         // (n)
   std::vector<float> inverse_scales_;  // (n) 2^(−e_j)

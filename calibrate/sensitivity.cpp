@@ -54,17 +54,6 @@ void draw(float* logits, int64_t n, double chance) {
   logits[token] = logits[token] - 1.0f;
 }
 
-TokenWindows spread(const TokenWindows& windows, int64_t n_wanted) {
-  TokenWindows out = windows;
-  out.n_windows = std::min(n_wanted, windows.n_windows);
-  out.ids.clear();
-  for (int64_t i = 0; i < out.n_windows; ++i) {
-    const auto ids = windows.window(i * windows.n_windows / out.n_windows);
-    out.ids.insert(out.ids.end(), ids.begin(), ids.end());
-  }
-  return out;
-}
-
 }  // namespace
 
 RowChains::RowChains(int64_t out_features) : n_rows(out_features) {
@@ -94,7 +83,7 @@ class SensitivityPass {
       : program_(program),
         checkpoint_(std::move(checkpoint)),
         wanted_(wanted),
-        windows_(spread(windows, options.n_windows)),
+        windows_(spread_windows(windows, options.n_windows)),
         walk_(program, weights_, windows_, WalkOptions{options.kv_type, 1}, memory),
         backward_(program, weights_) {
     weights_.checkpoint = checkpoint_;

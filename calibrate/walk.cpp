@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -36,7 +35,94 @@ SegmentCache cache_of(const Program& program, const Segment& segment) {
   return cache;
 }
 
+/// body(first, n) for the tokens in pieces that are packed at once.
+template <class Body>
+void for_pieces(int64_t n_tokens, const Body& body) {
+  for (int64_t first = 0; first < n_tokens; first += PackedTokens::kMostTokens) {
+    body(first, std::min(PackedTokens::kMostTokens, n_tokens - first));
+  }
+}
+
+void scale(CrossProduct& product, double factor) {
+  for (double& value : product.values) value *= factor;
+}
+
 }  // namespace
+
+/// One register, some windows of a batch at a time; what lies on disk is read once if they ascend.
+class StreamWalk::Rows {
+ public:
+  Rows(const StreamWalk& walk, Register r) : walk_(walk), register_(r) {}
+
+  const float* of(int64_t first_window) {
+    const int64_t batch = first_window / walk_.windows_per_batch();
+    if (batch != batch_) values_ = walk_.values(register_).view(batch, scratch_);
+    batch_ = batch;
+    const int64_t row = first_window % walk_.windows_per_batch() * walk_.windows_->window_length;
+    return values_.data() + row * walk_.columns_of(register_);
+  }
+
+ private:
+  const StreamWalk& walk_;
+  Register register_;
+  int64_t batch_ = -1;
+  std::span<const float> values_;
+  std::vector<float> scratch_;
+};
+
+/// One register in the 16-bit stream less that in the quantized one, and its products with what the
+/// quantized one has packed.
+class StreamWalk::Difference {
+ public:
+  Difference(const StreamWalk& plain, const StreamWalk& quantized, Register r)
+      : plain_(plain),
+        quantized_(quantized),
+        plain_rows_(plain, r),
+        rows_(quantized, r),
+        columns_(quantized.columns_of(r)) {}
+
+  /// Before add(): false if the difference is zero. Throws NumericError if it is not finite.
+  bool start(const PackedTokens& packed, const std::string& name) {
+    ChannelMaxima maxima(columns_);
+    for (int64_t i = 0; i < plain_.n_windows(); ++i) {
+      take(i, spread_index(i, quantized_.n_windows(), plain_.n_windows()), 1);
+      maxima.add(values_.data(), quantized_.windows_->window_length);
+    }
+    if (const int64_t channel = maxima.find_fault(); channel >= 0) {
+      throw NumericError(name + ": the two streams differ by " +
+                         std::to_string(maxima.maximum(channel)) + " in channel " +
+                         std::to_string(channel));
+    }
+    if (maxima.all_zero()) return false;
+    gram_.emplace(maxima.exponents(), packed);
+    return true;
+  }
+
+  /// Some windows of a batch, from these on in the two streams.
+  void take(int64_t plain_window, int64_t window, int64_t n_windows) {
+    const float* x = plain_rows_.of(plain_window);
+    const float* y = rows_.of(window);
+    values_.resize(static_cast<size_t>(n_windows * quantized_.windows_->window_length * columns_));
+    for (size_t i = 0; i < values_.size(); ++i) values_[i] = x[i] - y[i];
+  }
+  /// Rows from `first` on of those that were taken last.
+  void add(int64_t first) { gram_->add(values_.data() + first * columns_); }
+
+  CrossProduct finish() {
+    CrossProduct product = gram_->finish();
+    scale(product, quantized_.scale_from(plain_));
+    return product;
+  }
+
+ private:
+  const StreamWalk& plain_;
+  const StreamWalk& quantized_;
+  Rows plain_rows_;
+  Rows rows_;
+  int64_t columns_;
+  std::vector<float> values_;
+  std::optional<CrossGram> gram_;
+};
 
 StreamWalk::StreamWalk(const Program& program, const CpuWeights& weights,
                        const TokenWindows& windows, const WalkOptions& options,
@@ -47,11 +133,24 @@ StreamWalk::StreamWalk(const Program& program, const CpuWeights& weights,
       options_(options),
       memory_(&memory),
       context_(std::make_shared<CpuContext>()) {
-  const int64_t together = std::max<int64_t>(1, options.batch_tokens / windows.window_length);
-  for (int64_t w = 0; w < windows.n_windows; w += together) {
-    batches_.push_back({w, std::min(together, windows.n_windows - w)});
-  }
+  cut_batches();
   context_->registers.f32.resize(program.registers.size());
+}
+
+void StreamWalk::cut_batches() {
+  const int64_t together = std::max<int64_t>(1, options_.batch_tokens / windows_->window_length);
+  batches_.clear();
+  for (int64_t w = 0; w < windows_->n_windows; w += together) {
+    batches_.push_back({w, std::min(together, windows_->n_windows - w)});
+  }
+}
+
+StreamWalk StreamWalk::beside(const CpuWeights& weights, const TokenWindows& windows) const {
+  StreamWalk other = fork(weights);
+  other.windows_ = &windows;
+  other.cut_batches();
+  other.stores_.clear();
+  return other;
 }
 
 int64_t StreamWalk::batch_rows(int64_t batch) const {
@@ -230,17 +329,51 @@ void StreamWalk::check_captured(const CaptureStop& stop, const std::string& name
   }
 }
 
-Hessian StreamWalk::captured_hessian(const CaptureStop& stop, const std::string& name,
-                                     const std::function<void(double)>& progress) const {
+StopProducts StreamWalk::products(const CaptureStop& stop, const std::string& name,
+                                  const StreamWalk* plain, bool residual,
+                                  const std::function<void(double)>& progress) const {
   check_captured(stop, name);
-  const ActivationStore& store = values(stop.input);
-  std::vector<float> scratch;
   Gram gram(maxima_->exponents());
-  for (int64_t b = 0; b < n_batches(); ++b) {
-    gram.add(store.view(b, scratch).data(), batch_rows(b));
-    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
+  std::optional<Difference> drift;
+  std::optional<Difference> residual_drift;
+  if (plain != nullptr) {
+    plain->check_captured(stop, name);
+    if (!drift.emplace(*plain, *this, stop.input).start(gram.packed(), name)) drift.reset();
   }
-  return gram.finish();
+  if (drift && residual && stop.adds_to.index >= 0) {
+    residual_drift.emplace(*plain, *this, stop.adds_to);
+    if (!residual_drift->start(gram.packed(), name + ", output")) residual_drift.reset();
+  }
+  const bool some = drift && plain->n_windows() < n_windows();
+  const int64_t step = some ? 1 : windows_per_batch();
+  int64_t plain_window = 0;
+  Rows rows(*this, stop.input);
+  for (int64_t window = 0; window < n_windows(); window += step) {
+    const int64_t n = std::min(step, n_windows() - window);
+    const float* y = rows.of(window);
+    const bool both = drift && plain_window < plain->n_windows() &&
+                      spread_index(plain_window, n_windows(), plain->n_windows()) == window;
+    if (both) {
+      drift->take(plain_window, window, n);
+      if (residual_drift) residual_drift->take(plain_window, window, n);
+      plain_window += n;
+    }
+    for_pieces(n * windows_->window_length, [&](int64_t first, int64_t n_tokens) {
+      gram.add(y + first * stop.columns, n_tokens);
+      if (both) drift->add(first);
+      if (both && residual_drift) residual_drift->add(first);
+    });
+    if (progress) progress(static_cast<double>(window + n) / static_cast<double>(n_windows()));
+  }
+  StopProducts out;
+  if (residual_drift) out.residual_drift = residual_drift->finish();
+  if (drift) out.drift = drift->finish();
+  out.hessian = gram.finish();
+  return out;
+}
+
+double StreamWalk::scale_from(const StreamWalk& some) const {
+  return static_cast<double>(n_windows()) / static_cast<double>(some.n_windows());
 }
 
 std::vector<int64_t> StreamWalk::routed_counts(const CaptureStop& stop, int n_experts) const {
@@ -294,108 +427,62 @@ Hessian StreamWalk::routed_hessian(const CaptureStop& stop, int expert,
 }
 
 void StreamWalk::for_common_rows(
-    const StreamWalk& rows, const CaptureStop& stop, int expert,
+    const StreamWalk& plain, const CaptureStop& stop, int expert,
     const std::function<void(const float*, const float*, int64_t)>& body) const {
-  RoutedScratch x_scratch;
-  RoutedScratch y_scratch;
+  struct Side {
+    RoutedScratch scratch;
+    RoutedBatch batch;
+    int64_t index = -1;
+    int64_t first_row = 0;
+  };
+  const int64_t length = windows_->window_length;
+  const auto go_to = [&](const StreamWalk& walk, int64_t window, Side& side) {
+    const int64_t index = window / walk.windows_per_batch();
+    if (index != side.index) side.batch = walk.routed_batch(stop, index, side.scratch);
+    side.index = index;
+    side.first_row = window % walk.windows_per_batch() * length;
+  };
+  Side there;
+  Side here;
   std::vector<float> x;
   std::vector<float> y;
-  for (int64_t b = 0; b < n_batches(); ++b) {
-    const RoutedBatch x_batch = rows.routed_batch(stop, b, x_scratch);
-    const RoutedBatch y_batch = routed_batch(stop, b, y_scratch);
+  for (int64_t i = 0; i < plain.n_windows(); ++i) {
+    go_to(plain, i, there);
+    go_to(*this, spread_index(i, n_windows(), plain.n_windows()), here);
     x.clear();
     y.clear();
-    for (size_t token = 0; token < static_cast<size_t>(batch_rows(b)); ++token) {
-      const auto x_row = x_batch.row_of(token, expert);
-      const auto y_row = y_batch.row_of(token, expert);
+    for (int64_t t = 0; t < length; ++t) {
+      const auto x_row = there.batch.row_of(static_cast<size_t>(there.first_row + t), expert);
+      const auto y_row = here.batch.row_of(static_cast<size_t>(here.first_row + t), expert);
       if (x_row.empty() || y_row.empty()) continue;
-      x.insert(x.end(), x_row.begin(), x_row.end());
+      for (size_t c = 0; c < y_row.size(); ++c) x.push_back(x_row[c] - y_row[c]);
       y.insert(y.end(), y_row.begin(), y_row.end());
     }
     if (!x.empty()) body(x.data(), y.data(), static_cast<int64_t>(x.size()) / stop.columns);
   }
 }
 
-CrossProduct StreamWalk::routed_drift(const StreamWalk& rows, const CaptureStop& stop, int expert,
+CrossProduct StreamWalk::routed_drift(const StreamWalk& plain, const CaptureStop& stop, int expert,
                                       const std::string& name) const {
   check_captured(stop, name);
-  rows.check_captured(stop, name);
+  plain.check_captured(stop, name);
   ChannelMaxima x_maxima(stop.columns);
   ChannelMaxima y_maxima(stop.columns);
-  for_common_rows(rows, stop, expert, [&](const float* x, const float* y, int64_t n) {
+  for_common_rows(plain, stop, expert, [&](const float* x, const float* y, int64_t n) {
     x_maxima.add(x, n);
     y_maxima.add(y, n);
   });
-  CrossGram cross(x_maxima.exponents(), y_maxima.exponents());
-  Gram gram(y_maxima.exponents());
-  for_common_rows(rows, stop, expert, [&](const float* x, const float* y, int64_t n) {
-    cross.add(x, y, n);
-    gram.add(y, n);
+  PackedTokens columns(y_maxima.exponents());
+  CrossGram cross(x_maxima.exponents(), columns);
+  for_common_rows(plain, stop, expert, [&](const float* x, const float* y, int64_t n_rows) {
+    for_pieces(n_rows, [&](int64_t first, int64_t n) {
+      columns.pack(y + first * stop.columns, n);
+      cross.add(x + first * stop.columns);
+    });
   });
   CrossProduct drift = cross.finish();
-  const Hessian own = gram.finish();
-  for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= own.values[i];
+  scale(drift, scale_from(plain));
   return drift;
-}
-
-CrossProduct StreamWalk::captured_cross(const StreamWalk& rows, const CaptureStop& stop,
-                                        const std::string& name,
-                                        const std::function<void(double)>& progress) const {
-  rows.check_captured(stop, name);
-  check_captured(stop, name);
-  CrossGram gram(rows.maxima_->exponents(), maxima_->exponents());
-  std::vector<float> scratch;
-  std::vector<float> row_scratch;
-  for (int64_t b = 0; b < n_batches(); ++b) {
-    gram.add(rows.values(stop.input).view(b, row_scratch).data(),
-             values(stop.input).view(b, scratch).data(), batch_rows(b));
-    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
-  }
-  return gram.finish();
-}
-
-bool StreamWalk::has_values_of(const StreamWalk& other, Register r) const {
-  std::vector<float> scratch;
-  std::vector<float> other_scratch;
-  for (int64_t b = 0; b < n_batches(); ++b) {
-    const std::span<const float> a = values(r).view(b, scratch);
-    const std::span<const float> c = other.values(r).view(b, other_scratch);
-    if (std::memcmp(a.data(), c.data(), a.size_bytes()) != 0) return false;
-  }
-  return true;
-}
-
-CrossProduct StreamWalk::register_drift(const StreamWalk& rows, Register r, const CaptureStop& stop,
-                                        const std::string& name,
-                                        const std::function<void(double)>& progress) const {
-  check_captured(stop, name);
-  const int64_t columns = program_->registers[static_cast<size_t>(r.index)].columns;
-  std::vector<float> difference;
-  std::vector<float> scratch;
-  const auto subtract = [&](int64_t b) {
-    const std::span<const float> a = rows.values(r).view(b, scratch);
-    difference.assign(a.begin(), a.end());
-    const std::span<const float> other = values(r).view(b, scratch);
-    for (size_t i = 0; i < difference.size(); ++i) difference[i] -= other[i];
-  };
-  ChannelMaxima maxima(columns);
-  for (int64_t b = 0; b < n_batches(); ++b) {
-    subtract(b);
-    maxima.add(difference.data(), batch_rows(b));
-  }
-  if (const int64_t channel = maxima.find_fault(); channel >= 0) {
-    throw NumericError(name + ": the difference of the two streams in channel " +
-                       std::to_string(channel) + " of its output is " +
-                       std::to_string(maxima.maximum(channel)));
-  }
-  CrossGram gram(maxima.exponents(), maxima_->exponents());
-  std::vector<float> column_scratch;
-  for (int64_t b = 0; b < n_batches(); ++b) {
-    subtract(b);
-    gram.add(difference.data(), values(stop.input).view(b, column_scratch).data(), batch_rows(b));
-    if (progress) progress(static_cast<double>(b + 1) / static_cast<double>(n_batches()));
-  }
-  return gram.finish();
 }
 
 std::vector<int> StreamWalk::held_registers() const {

@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,15 @@ namespace assay {
 struct WalkOptions {
   KvType kv_type = KvType::kF16;
   int64_t batch_tokens = 1024;  // windows are taken together up to about this many tokens
+};
+
+/// The products of the inputs of one linear over all tokens: Y in the quantized stream, X in the
+/// 16-bit stream; T and S what the two hold of the sum to which the linear's output is added.
+/// Differences are taken in fp32.
+struct StopProducts {
+  Hessian hessian;                             // H = Y^T Y
+  std::optional<CrossProduct> drift;           // D = (X − Y)^T Y; none: it is zero
+  std::optional<CrossProduct> residual_drift;  // E = (S − T)^T Y; likewise
 };
 
 /// One stream of activations through a program: all calibration windows, op by op, from stop to
@@ -38,6 +48,10 @@ class StreamWalk {
     return other;
   }
 
+  /// A walk that is at no place yet, over other windows with weights of its own; the two take turns
+  /// in the memory of one batch. References must outlive it.
+  StreamWalk beside(const CpuWeights& weights, const TokenWindows& windows) const;
+
   int64_t n_batches() const { return static_cast<int64_t>(batches_.size()); }
   int64_t batch_rows(int64_t batch) const;
 
@@ -51,10 +65,12 @@ class StreamWalk {
   /// Captured values and their channel maxima, after the segment that ends at the stop.
   const ActivationStore& values(Register r) const { return *stores_.at(r.index); }
   const ChannelMaxima& captured_maxima() const { return *maxima_; }
-  /// Gram matrix of the captured input of `stop`. Throws NumericError with `name`, channel and
-  /// window if a value is not finite.
-  Hessian captured_hessian(const CaptureStop& stop, const std::string& name,
-                           const std::function<void(double)>& progress = nullptr) const;
+  /// H, D and E of the captured input of `stop`. `plain`: the 16-bit stream at the same stop, over
+  /// the windows of this one or some of them (spread_windows), from which D and E are taken and
+  /// scaled to all; null: there is none, and so no D and E. E only if it is asked for. Throws
+  /// NumericError with `name`, channel and window if a value is not finite.
+  StopProducts products(const CaptureStop& stop, const std::string& name, const StreamWalk* plain,
+                        bool residual, const std::function<void(double)>& progress = nullptr) const;
   /// Rows that each expert reads at a stop with routes.
   std::vector<int64_t> routed_counts(const CaptureStop& stop, int n_experts) const;
   /// Calls body(rows, n_rows) for each batch with what expert `expert` reads of it there, tokens
@@ -63,24 +79,10 @@ class StreamWalk {
                        const std::function<void(const float*, int64_t)>& body) const;
   /// Gram matrix of the rows that expert `expert` reads there. Throws likewise.
   Hessian routed_hessian(const CaptureStop& stop, int expert, const std::string& name) const;
-  /// (X − Y)^T Y over the tokens that both walks send to this expert, X its rows in `rows`, Y those
-  /// in this walk. Throws likewise.
-  CrossProduct routed_drift(const StreamWalk& rows, const CaptureStop& stop, int expert,
+  /// D over the tokens that both walks send to this expert, of all windows or some, as above.
+  /// Throws likewise.
+  CrossProduct routed_drift(const StreamWalk& plain, const CaptureStop& stop, int expert,
                             const std::string& name) const;
-  /// X^T Y with X the captured input of `stop` in `rows`, another walk at the same stop, and Y the
-  /// one in this walk. Throws likewise.
-  CrossProduct captured_cross(const StreamWalk& rows, const CaptureStop& stop,
-                              const std::string& name,
-                              const std::function<void(double)>& progress = nullptr) const;
-
-  /// Whether register `r` holds the same bits in `other`, another walk at the same place.
-  bool has_values_of(const StreamWalk& other, Register r) const;
-  /// (A − B)^T Y with A register `r` in `rows`, B in this walk, and Y the captured input of `stop`
-  /// in this walk; A − B in fp32. Throws likewise.
-  CrossProduct register_drift(const StreamWalk& rows, Register r, const CaptureStop& stop,
-                              const std::string& name,
-                              const std::function<void(double)>& progress = nullptr) const;
-
   /// After the last layer: logits (n_rows, vocab_size) of the rows [first_row, first_row + n_rows)
   /// of a batch. Needs the weights of the ops after the layers.
   std::vector<float> logits(int64_t batch, int64_t first_row, int64_t n_rows);
@@ -122,11 +124,20 @@ class StreamWalk {
     std::span<const float> row_of(size_t token, int expert) const;
   };
   RoutedBatch routed_batch(const CaptureStop& stop, int64_t batch, RoutedScratch& scratch) const;
-  /// Calls body(x, y, n_rows) for each batch with what the expert reads of the tokens that `rows`
-  /// and this walk both send to it: x in `rows`, y here.
-  void for_common_rows(const StreamWalk& rows, const CaptureStop& stop, int expert,
+  class Rows;
+  class Difference;
+  /// Calls body(x, y, n_rows) for each window with what the expert reads of the tokens that `plain`
+  /// and this walk both send to it: x what it has there less what it has here, y here.
+  void for_common_rows(const StreamWalk& plain, const CaptureStop& stop, int expert,
                        const std::function<void(const float*, const float*, int64_t)>& body) const;
+  int64_t columns_of(Register r) const {
+    return program_->registers[static_cast<size_t>(r.index)].columns;
+  }
+  void cut_batches();
   void check_captured(const CaptureStop& stop, const std::string& name) const;
+  int64_t n_windows() const { return windows_->n_windows; }
+  int64_t windows_per_batch() const { return batches_.front().n_windows; }
+  double scale_from(const StreamWalk& some) const;
   void run_ops(const Segment& segment, Register captured, int slots,
                const std::function<void(double)>& progress);
   void prepare_batch(const Segment& segment, int64_t batch);

@@ -92,10 +92,23 @@ struct LayerMemory {
 };
 
 LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int layer,
-                         int64_t n_tokens, int64_t n_held_out_tokens, int64_t batch_tokens) {
+                         int64_t n_tokens, int64_t n_plain_tokens, int64_t n_held_out_tokens,
+                         int64_t batch_tokens) {
   LayerMemory memory;
   const LayerPlan cut = plan.layer(layer);
   const Program& program = plan.program;
+  if (plan.calibrated) {
+    memory.activations = activation_bytes(program, cut, n_tokens, batch_tokens);
+    if (options.capture == CaptureMode::kLayer && plan.quantize.propagate) {
+      memory.activations +=
+          register_bytes(program.registers[static_cast<size_t>(program.residual.index)], n_tokens);
+    }
+    if (n_plain_tokens > 0) {
+      memory.activations += activation_bytes(program, cut, n_plain_tokens, batch_tokens);
+    }
+    memory.activations +=
+        (2 + plan.beside.size()) * activation_bytes(program, cut, n_held_out_tokens, batch_tokens);
+  }
   for (const CaptureStop& stop : cut.stops) {
     const uint64_t hessian =
         static_cast<uint64_t>(stop.columns) * static_cast<uint64_t>(stop.columns) * sizeof(double);
@@ -114,24 +127,32 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
     const auto n = static_cast<uint64_t>(stop.columns);
     // With two streams their products stand beside the Hessian, and the factor in full.
     const uint64_t drift = plan.two_streams() ? hessian : 0;
-    const uint64_t cross =
-        plan.two_streams() ? CrossGram::peak_bytes(stop.columns, stop.columns) : 0;
     uint64_t residual = 0;
-    uint64_t residual_cross = 0;
+    std::vector<int64_t> cross_rows;  // in the order in which StreamWalk::products ends them
+    // Columns of one batch: differences, and what is read from disk.
+    int64_t taken = 0;
+    const int64_t copies = memory.activations > options.activation_memory ? 3 : 1;
     if (plan.wants_residual(stop.matrices) && stop.adds_to.index >= 0) {
       const int64_t rows = plan.shape(stop.matrices.front()).out_features;
       residual = static_cast<uint64_t>(rows) * n * sizeof(double);
-      residual_cross = drift + CrossGram::peak_bytes(rows, stop.columns);
+      cross_rows.push_back(rows);
+      taken += copies * rows;
     }
+    if (plan.two_streams()) {
+      cross_rows.push_back(stop.columns);
+      taken += copies * stop.columns;
+    }
+    if (copies > 1) taken += stop.columns;
+    const uint64_t taken_bytes = static_cast<uint64_t>(batch_tokens * taken) * sizeof(float);
     if (options.per_module) {
       // The same products of the held-out windows, and the best trial beside the one at work.
       const int64_t rows = plan.shape(stop.matrices.front()).out_features;
       residual += 2 * hessian + static_cast<uint64_t>(rows) * n * (sizeof(double) + 1);
     }
-    memory.hessian = std::max({memory.hessian, Gram::peak_bytes(stop.columns),
-                               hessian + std::max(cross, residual_cross),
-                               hessian + drift + residual + factor_peak_bytes(stop.columns),
-                               hessian + 2 * drift + residual + n * n * 4 + solve});
+    memory.hessian =
+        std::max({memory.hessian, products_peak_bytes(stop.columns, cross_rows) + taken_bytes,
+                  hessian + drift + residual + factor_peak_bytes(stop.columns),
+                  hessian + 2 * drift + residual + n * n * 4 + solve});
   }
   const auto& matrices = program.matrices;
   for (size_t i = 0; i < matrices.size(); ++i) {
@@ -161,14 +182,6 @@ LayerMemory layer_memory(const RunPlan& plan, const RunOptions& options, int lay
     }
   }
   if (!plan.calibrated) return memory;
-  memory.activations = activation_bytes(program, cut, n_tokens, batch_tokens);
-  if (options.capture == CaptureMode::kLayer && plan.quantize.propagate) {
-    memory.activations +=
-        register_bytes(program.registers[static_cast<size_t>(program.residual.index)], n_tokens);
-  }
-  if (plan.two_streams()) memory.activations *= 2;
-  memory.activations +=
-      (2 + plan.beside.size()) * activation_bytes(program, cut, n_held_out_tokens, batch_tokens);
   memory.batch = batch_bytes(program, cut, batch_tokens);
   return memory;
 }
@@ -221,6 +234,9 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
   StageCost cost;
   const LayerPlan cut = plan.layer(layer);
   const auto n_tokens = static_cast<double>(n_windows * window_length);
+  const double plain_share = n_windows == 0 ? 0.0
+                                            : static_cast<double>(plan.n_plain_windows(n_windows)) /
+                                                  static_cast<double>(n_windows);
   const bool last = layer + 1 == static_cast<int>(plan.program.layers.size());
   for (const Segment& segment : cut.segments) {
     if (last && &segment == &cut.segments.back()) break;  // its output goes nowhere
@@ -229,7 +245,7 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
         return segment_seconds(plan.program, segment, rates, n_tokens, window_length, linear_rate);
       };
       cost.forward += stream(plan.quantize.propagate ? rates.linear : rates.linear16);
-      if (plan.two_streams()) cost.forward += stream(rates.linear16);
+      cost.forward += plain_share * stream(rates.linear16);
     }
   }
   // Pairs of scale and zero point that are tried for each group, and what a round that quantizes
@@ -243,7 +259,7 @@ StageCost layer_cost(const RunPlan& plan, int layer, int64_t n_windows, int64_t 
       cost.gram += n_tokens * moe->top_k * n * n / 2.0 / rates.gram;
       cost.factor += moe->n_experts * n * n * n / 3.0 / rates.factor;
     } else if (plan.calibrated) {
-      cost.gram += n_tokens * n * n / 2.0 / rates.gram * (plan.two_streams() ? 3.0 : 1.0);
+      cost.gram += n_tokens * n * n / 2.0 / rates.gram * (1.0 + 2.0 * plain_share);
       cost.factor += n * n * n / 3.0 / rates.factor;
     }
     for (const int matrix : stop.matrices) {
@@ -343,12 +359,13 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
   for (const OutputFile& file : out.files) out.output_bytes += file.bytes;
 
   const int64_t n_tokens = n_windows * window_length;
+  const int64_t n_plain_tokens = plan.n_plain_windows(n_windows) * window_length;
   const int64_t together =
       std::max<int64_t>(1, options.batch_tokens / std::max<int64_t>(1, window_length));
   const int64_t batch_tokens = std::min(n_windows, together) * window_length;
   LayerMemory most;
   for (int layer = 0; layer < static_cast<int>(plan.program.layers.size()); ++layer) {
-    const LayerMemory here = layer_memory(plan, options, layer, n_tokens,
+    const LayerMemory here = layer_memory(plan, options, layer, n_tokens, n_plain_tokens,
                                           options.held_out_windows * window_length, batch_tokens);
     most.activations = std::max(most.activations, here.activations);
     most.batch = std::max(most.batch, here.batch);
@@ -398,14 +415,14 @@ RunEstimate estimate_run(const RunPlan& plan, const RunOptions& options,
     // The stream into the next layer is written before the one before it is removed.
     const int64_t n_held_out_tokens = options.held_out_windows * window_length;
     uint64_t most_live = 0;
-    uint64_t held_out_live = 0;
     for (const OpRange& layer : plan.program.layers) {
       std::set<int> live;
       for (const Register r : live_before(plan.program, layer.begin)) live.insert(r.index);
-      most_live = std::max(most_live, held_bytes(plan.program, live, n_tokens));
-      held_out_live = std::max(held_out_live, held_bytes(plan.program, live, n_held_out_tokens));
+      most_live = std::max(
+          most_live,
+          held_bytes(plan.program, live, n_tokens + n_plain_tokens + 2 * n_held_out_tokens));
     }
-    out.state_bytes += (plan.two_streams() ? 4 : 2) * most_live + 4 * held_out_live;
+    out.state_bytes += 2 * most_live;
   }
   for (size_t i = 0; i < plan.selected.size(); ++i) {
     if (plan.selected[i] == 0) continue;

@@ -25,35 +25,12 @@ Json choice_json(const QuantizeOptions& options) {
       .set("damp_percent", options.damp_percent);
 }
 
-// H, D and E of one stop.
-class StopProducts {
- public:
-  /// `plain`: the 16-bit stream; null: there is none. D is left out where the streams are equal.
-  StopProducts(const StreamWalk& walk, const StreamWalk* plain, const CaptureStop& stop,
-               const std::string& name, bool residual, const std::function<void(double)>& progress)
-      : hessian_(walk.captured_hessian(stop, name, progress)) {
-    if (plain == nullptr) return;
-    if (walk.has_values_of(*plain, stop.input)) return;  // nothing before it is quantized
-    CrossProduct drift = walk.captured_cross(*plain, stop, name);
-    for (size_t i = 0; i < drift.values.size(); ++i) drift.values[i] -= hessian_.values[i];
-    drift_ = std::move(drift);
-    if (residual && stop.adds_to.index >= 0) {
-      residual_drift_ = walk.register_drift(*plain, stop.adds_to, stop, name);
-    }
-  }
-
-  /// Without a factor. Valid as long as this object.
-  Calibration calibration() const {
-    return {.hessian = &hessian_,
-            .drift = drift_ ? &*drift_ : nullptr,
-            .residual_drift = residual_drift_ ? &*residual_drift_ : nullptr};
-  }
-
- private:
-  Hessian hessian_;
-  std::optional<CrossProduct> drift_;
-  std::optional<CrossProduct> residual_drift_;
-};
+// Without a factor. Valid as long as the products.
+Calibration calibration_of(const StopProducts& products) {
+  return {.hessian = &products.hessian,
+          .drift = products.drift ? &*products.drift : nullptr,
+          .residual_drift = products.residual_drift ? &*products.residual_drift : nullptr};
+}
 
 }  // namespace
 
@@ -143,15 +120,21 @@ void LayerLoop::measure_sensitivities(LayerReport& report) {
 
 void LayerLoop::start_walk(int first) {
   weights_.checkpoint = plan_.checkpoint;
+  plain_weights_.checkpoint = plan_.checkpoint;
+  if (plan_.two_streams()) {
+    plain_windows_ = spread_windows(*windows_, plan_.n_plain_windows(windows_->n_windows));
+    plain_walk_ = walk_->beside(plain_weights_, plain_windows_);
+  }
   if (first == 0) {
     const int begin = plan_.program.layers.front().begin;
     bind_weights(plan_.program, plan_.checkpoint, 0, begin, windows_->window_length, weights_);
+    bind_weights(plan_.program, plan_.checkpoint, 0, begin, windows_->window_length,
+                 plain_weights_);
     walk_->embed();
+    if (plain_walk_) plain_walk_->embed();
     if (held_out_) held_out_->embed();
     for (const auto& each : beside_) each->start(held_out_->quantized());
   }
-  plain_weights_.checkpoint = plan_.checkpoint;
-  if (plan_.two_streams()) plain_walk_ = walk_->fork(plain_weights_);
   if (first > 0) {
     std::vector<StreamWalk*> walks{&*walk_};
     if (plain_walk_) walks.push_back(&*plain_walk_);
@@ -304,19 +287,19 @@ void LayerLoop::solve_stop(const StreamWalk& walk, const LayerPlan& cut, size_t 
   const bool residual = plan_.wants_residual(stop.matrices);
   const Stopwatch watch;
   meter_.begin(cost.gram / n_stops, label(cut.layer, "Gram matrix"));
-  const StopProducts products(walk, plain_walk_ ? &*plain_walk_ : nullptr, stop, name, residual,
-                              [&](double share) { meter_.share(share); });
+  const StopProducts products = walk.products(stop, name, plain_walk_ ? &*plain_walk_ : nullptr,
+                                              residual, [&](double share) { meter_.share(share); });
   std::optional<StopProducts> held_out;
   if (held_out_ && options_.per_module) {
-    held_out.emplace(held_out_->quantized(), &held_out_->plain(), stop, name, true, nullptr);
+    held_out = held_out_->quantized().products(stop, name, &held_out_->plain(), true);
   }
   meter_.end();
   report.seconds.gram += watch.seconds();
 
   meter_.begin((cost.factor + cost.solve) / n_stops, label(cut.layer, "codes"));
-  const Calibration known = products.calibration();
+  const Calibration known = calibration_of(products);
   Calibration unknown;
-  if (held_out) unknown = held_out->calibration();
+  if (held_out) unknown = calibration_of(*held_out);
   solve_linears(stop.matrices, known, held_out ? &unknown : nullptr, report, want_packed);
   meter_.end();
 }

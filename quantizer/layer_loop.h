@@ -101,6 +101,7 @@ class LayerLoop {
   CpuWeights weights_;        // what the stream runs with
   CpuWeights plain_weights_;  // 16-bit, for the second stream and CaptureMode::kLayer
   std::optional<StreamWalk> walk_;
+  TokenWindows plain_windows_;            // RunPlan::n_plain_windows()
   std::optional<StreamWalk> plain_walk_;  // RunPlan::two_streams()
   std::optional<Sensitivities> sensitivities_;
   std::optional<HeldOut> held_out_;

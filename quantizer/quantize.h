@@ -47,6 +47,7 @@ struct QuantizeOptions {
   // Beyond the column loop (quantization.md); all of them off is the plain recipe.
   double target_alpha = 0.0;    // part of the two streams' difference that the target makes good
   double residual_alpha = 0.0;  // the same of the sum that the output goes into
+  int64_t target_windows = 0;   // of the 16-bit stream for that, evenly spread; 0: all
   int refit_rounds = 0;         // rounds of scale refit, each followed by
   int descent_passes = 0;       // so many passes of coordinate descent over the codes
   int regrid_rounds = 0;        // first rounds in which each group is quantized anew, too

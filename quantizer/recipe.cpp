@@ -72,6 +72,23 @@ std::vector<RecipeValue> make_values() {
            [](QuantizeOptions& options) {
              if (options.target_alpha == 0.0) options.residual_alpha = 0.0;
            }},
+      {.name = "target_windows",
+       .option = {.name = "target-windows",
+                  .kind = ValueKind::kInteger,
+                  .value_name = "N",
+                  .help = "Calibration windows, evenly spread, that the 16-bit stream for "
+                          "--target-alpha runs over. 0: all.",
+                  .group = "Recipe",
+                  .minimum = 0},
+       .access = number<&QuantizeOptions::target_windows>(),
+       .best = 64,
+       .off = 0,
+       .needs = Needs::kTwoStreams,
+       .fit =
+           [](QuantizeOptions& options) {
+             if (options.target_alpha == 0.0) options.target_windows = 0;
+           },
+       .per_module = false},
       {.name = "act_order",
        .option = {.name = "act-order",
                   .value_name = "HOW",
@@ -168,7 +185,7 @@ std::vector<RecipeValue> make_values() {
 }
 
 constexpr Recipe kRecipes[] = {
-    {"best", "all that bring the result nearer to the model, in about three times the time",
+    {"best", "all that bring the result nearer to the model, in two to three times the time",
      &RecipeValue::best},
     {"plain", "none, and min-max scales", &RecipeValue::off},
 };

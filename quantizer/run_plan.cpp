@@ -232,6 +232,12 @@ bool RunPlan::two_streams() const {
          (any_target(options) || std::any_of(beside.begin(), beside.end(), any_target));
 }
 
+int64_t RunPlan::n_plain_windows(int64_t n_windows) const {
+  if (!two_streams()) return 0;
+  const int64_t wanted = quantize.target_windows;
+  return wanted == 0 ? n_windows : std::min(wanted, n_windows);
+}
+
 bool RunPlan::wants_residual(const std::vector<int>& matrices) const {
   return std::any_of(matrices.begin(), matrices.end(), [this](int matrix) {
     const auto wants = [matrix](const std::vector<QuantizeOptions>& list) {

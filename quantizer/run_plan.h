@@ -33,6 +33,8 @@ struct RunPlan {
 
   /// Whether the 16-bit stream runs beside the quantized one, for the target.
   bool two_streams() const;
+  /// Windows that the 16-bit stream runs over, of so many; 0: there is none.
+  int64_t n_plain_windows(int64_t n_windows) const;
   /// Whether any options for one of these matrices aim at the sum that its output goes into.
   bool wants_residual(const std::vector<int>& matrices) const;
   bool wants(int matrix) const { return selected[static_cast<size_t>(matrix)] != 0; }

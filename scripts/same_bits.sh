@@ -36,7 +36,7 @@ model=tests/data/llama-tiny
 suffix=
 kill_at=30  # the write of a run that an interruption ends it at
 calibration=(--calibration tests/data/calibration.jsonl --windows 4 --window-length 64
-             --sensitivity-windows 1)
+             --sensitivity-windows 1 --target-windows 3)
 isas=(scalar)
 for isa in avx2 avx512; do
   if "${programs[0]}" bench prefill "$model" --isa $isa --tokens 1 -r 1 -q >/dev/null 2>&1; then
@@ -129,7 +129,7 @@ with open(sys.argv[1], "wb") as file:
     file.write(struct.pack(f"<{len(ids)}i", *ids))
 IDS
 calibration=(--calibration "$work/ids.npy" --window-length 32 --group-size 32
-  --min-expert-tokens 8)
+  --min-expert-tokens 8 --target-windows 4)
 echo '[[17, 4, 190, 33, 5, 5, 112, 48, 99, 201], [24, 77]]' >"$work/prompts.json"
 kill_at=12
 for folder in tests/data/families/*/; do

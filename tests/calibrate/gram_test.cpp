@@ -79,9 +79,12 @@ ChannelMaxima maxima_of(const std::vector<float>& x, int64_t n) {
 CrossProduct cross_of(const std::vector<float>& x, int64_t n, const std::vector<float>& y,
                       int64_t m, int64_t step) {
   const int64_t n_tokens = static_cast<int64_t>(x.size()) / n;
-  CrossGram gram(maxima_of(x, n).exponents(), maxima_of(y, m).exponents());
+  PackedTokens columns(maxima_of(y, m).exponents());
+  CrossGram gram(maxima_of(x, n).exponents(), columns);
+  step = std::min(step, PackedTokens::kMostTokens);
   for (int64_t t = 0; t < n_tokens; t += step) {
-    gram.add(x.data() + t * n, y.data() + t * m, std::min(step, n_tokens - t));
+    columns.pack(y.data() + t * m, std::min(step, n_tokens - t));
+    gram.add(x.data() + t * n);
   }
   return gram.finish();
 }

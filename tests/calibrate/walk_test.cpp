@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
+#include <tuple>
 
 #include "convert/core/error.h"
 #include "tests/calibrate/small_program.h"
@@ -104,7 +106,7 @@ Walked walk_through(const test::SmallModel& model, const std::vector<float>& str
       for (size_t s = 0; s < plan.segments.size(); ++s) {
         walk.run_segment(plan, s);
         if (layer == 1 && s + 2 == plan.segments.size()) {
-          out.hessian = walk.captured_hessian(plan.stops[s], "last");
+          out.hessian = walk.products(plan.stops[s], "last", nullptr, false).hessian;
         }
       }
     }
@@ -177,17 +179,37 @@ TEST(StreamWalk, AForkLeavesTheFirstWalkWhereItWas) {
   EXPECT_FALSE(bits_equal(stream_of(walk), forked));
 }
 
-// Two walks from different streams: products of what they hold at a stop.
-TEST(StreamWalk, ProductsOfTwoWalksAreThoseOfTheirValues) {
+std::vector<float> values_of(const StreamWalk& walk, Register r) {
+  std::vector<float> out;
+  std::vector<float> scratch;
+  for (int64_t b = 0; b < walk.n_batches(); ++b) {
+    const std::span<const float> batch = walk.values(r).view(b, scratch);
+    out.insert(out.end(), batch.begin(), batch.end());
+  }
+  return out;
+}
+
+class ProductsOfTwoWalks : public testing::TestWithParam<std::tuple<int64_t, int64_t>> {};
+
+// A second walk over all or some of the windows, which holds larger values.
+TEST_P(ProductsOfTwoWalks, AreThoseOfTheirValuesScaledToAllWindows) {
+  const auto [n_plain, batch_windows] = GetParam();
   const test::SmallModel model = test::make_small_model(kLayers, 1);
   const TokenWindows windows = make_windows();
+  const TokenWindows some = spread_windows(windows, n_plain);
   const test::TemporaryDirectory folder;
   ActivationMemory memory(0, folder.path());
-  StreamWalk walk(model.program, model.weights, windows, {.batch_tokens = 2 * kLength}, memory);
+  StreamWalk walk(model.program, model.weights, windows, {.batch_tokens = batch_windows * kLength},
+                  memory);
   feed(walk, model.program, make_stream());
-  StreamWalk other = walk.fork(model.weights);
-  std::vector<float> stream = make_stream();
-  for (float& value : stream) value *= 1.25f;
+  StreamWalk other = walk.beside(model.weights, some);
+  std::vector<float> stream;
+  for (int64_t i = 0; i < n_plain; ++i) {
+    const std::vector<float> all = make_stream();
+    const auto first = all.begin() + spread_index(i, kWindows, n_plain) * kLength * kHidden;
+    std::transform(first, first + kLength * kHidden, std::back_inserter(stream),
+                   [](float value) { return 1.25f * value; });
+  }
   feed(other, model.program, stream);
   const LayerPlan plan = plan_layer(model.program, 0, every_linear);
   for (size_t s = 0; s < 2; ++s) {
@@ -195,41 +217,59 @@ TEST(StreamWalk, ProductsOfTwoWalksAreThoseOfTheirValues) {
     other.run_segment(plan, s);
   }
   const CaptureStop& stop = plan.stops[1];  // o_proj
-  const auto values = [&](const StreamWalk& from, Register r) {
-    std::vector<float> out;
-    std::vector<float> scratch;
-    for (int64_t b = 0; b < from.n_batches(); ++b) {
-      const std::span<const float> batch = from.values(r).view(b, scratch);
-      out.insert(out.end(), batch.begin(), batch.end());
-    }
-    return out;
-  };
-  const std::vector<float> x = values(other, stop.input);
-  const std::vector<float> y = values(walk, stop.input);
-  const std::vector<float> a = values(other, stop.adds_to);
-  const std::vector<float> b = values(walk, stop.adds_to);
+  const std::vector<float> x = values_of(other, stop.input);
+  const std::vector<float> y = values_of(walk, stop.input);
+  const std::vector<float> a = values_of(other, stop.adds_to);
+  const std::vector<float> b = values_of(walk, stop.adds_to);
 
-  const CrossProduct cross = walk.captured_cross(other, stop, "m");
-  const CrossProduct drift = walk.register_drift(other, stop.adds_to, stop, "m");
+  const StopProducts products = walk.products(stop, "m", &other, true);
 
-  ASSERT_EQ(cross.n_columns, stop.columns);
-  ASSERT_EQ(drift.n_rows, kHidden);
+  const CrossProduct& drift = products.drift.value();
+  const CrossProduct& residual_drift = products.residual_drift.value();
+  ASSERT_EQ(drift.n_columns, stop.columns);
+  ASSERT_EQ(residual_drift.n_rows, kHidden);
   const auto columns = static_cast<size_t>(stop.columns);
+  const double scale = static_cast<double>(kWindows) / static_cast<double>(n_plain);
   for (const size_t i : {size_t{0}, size_t{17}, columns - 1}) {
     for (const size_t j : {size_t{3}, columns - 1}) {
       double expected = 0.0;
-      double expected_drift = 0.0;
+      double expected_residual = 0.0;
       double size = 0.0;
-      for (size_t t = 0; t < kWindows * kLength; ++t) {
-        const double at = y[t * columns + j];
-        expected += x[t * columns + i] * at;
-        expected_drift += (a[t * kHidden + i] - b[t * kHidden + i]) * at;
+      for (int64_t t = 0; t < n_plain * kLength; ++t) {
+        const auto there = static_cast<size_t>(t);
+        const auto here = static_cast<size_t>(
+            spread_index(t / kLength, kWindows, n_plain) * kLength + t % kLength);
+        const double at = scale * y[here * columns + j];
+        expected += (x[there * columns + i] - y[here * columns + i]) * at;
+        expected_residual += (a[there * kHidden + i] - b[here * kHidden + i]) * at;
         size += std::fabs(at);
       }
-      EXPECT_NEAR(cross.values[i * columns + j], expected, 1e-3 * size);
-      EXPECT_NEAR(drift.values[i * columns + j], expected_drift, 1e-3 * size);
+      EXPECT_NEAR(drift.values[i * columns + j], expected, 1e-4 * size);
+      EXPECT_NEAR(residual_drift.values[i * columns + j], expected_residual, 1e-4 * size);
     }
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllOrSomeWindows, ProductsOfTwoWalks,
+                         testing::Combine(testing::Values<int64_t>(kWindows, 3, 1),
+                                          testing::Values<int64_t>(1, 2, kWindows)));
+
+TEST(StreamWalk, EqualWalksHaveNoDrift) {
+  const test::SmallModel model = test::make_small_model(kLayers, 1);
+  const TokenWindows windows = make_windows();
+  const test::TemporaryDirectory folder;
+  ActivationMemory memory(uint64_t{1} << 30, folder.path());
+  StreamWalk walk(model.program, model.weights, windows, {}, memory);
+  feed(walk, model.program, make_stream());
+  StreamWalk other = walk.fork(model.weights);
+  const LayerPlan plan = plan_layer(model.program, 0, every_linear);
+  walk.run_segment(plan, 0);
+  other.run_segment(plan, 0);
+
+  const StopProducts products = walk.products(plan.stops[0], "m", &other, true);
+
+  EXPECT_FALSE(products.drift.has_value());
+  EXPECT_FALSE(products.residual_drift.has_value());
 }
 
 // Two walks that route some tokens to different experts: the drift of an expert is that of the
@@ -330,7 +370,7 @@ TEST(StreamWalk, NamesWindowPositionAndChannelOfAnInputThatIsNotFinite) {
   const LayerPlan plan = plan_layer(model.program, 0, every_linear);
   walk.run_segment(plan, 0);
   try {
-    walk.captured_hessian(plan.stops[0], "layers.0.q_proj");
+    walk.products(plan.stops[0], "layers.0.q_proj", nullptr, false);
     FAIL() << "expected NumericError";
   } catch (const NumericError& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("layers.0.q_proj"));

@@ -174,6 +174,7 @@ TEST(Quantize, Q4KGridTellsWhatItCannotHave) {
   options.quantize.scale_search = ScaleSearch::kHessianGrid;
   options.quantize.algorithm = "rtn";
   options.quantize.target_alpha = options.quantize.residual_alpha = 0.0;
+  options.quantize.target_windows = 0;
   options.quantize.refit_rounds = options.quantize.regrid_rounds = 0;
   options.calibration.clear();
   EXPECT_THAT(refused(), HasSubstr("--grid q4_k needs calibration data"));
