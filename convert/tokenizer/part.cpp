@@ -1,5 +1,8 @@
 #include "convert/tokenizer/part.h"
 
+#include <cstdint>
+#include <limits>
+
 #include "convert/core/error.h"
 
 namespace assay::tokenization {
@@ -46,7 +49,8 @@ bool Part::boolean() const {
 }
 
 int64_t Part::integer() const {
-  if (!json_->is_integer()) malformed("must be an integer");
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  if (!json_->is_integer_in(-kMost, kMost)) malformed("must be an integer below 2^63");
   return json_->as_integer();
 }
 
