@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -45,8 +46,8 @@ extern "C" void handle_bus_error(int signal_number, siginfo_t* info, void*) {
     const uintptr_t begin = mapping->begin.load(), end = begin + mapping->size.load();
     if (begin == 0 || at < begin || at >= end) continue;
     const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-    void* const first = reinterpret_cast<void*>(at / page * page);
-    if (::mmap(first, end - at / page * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+    void* const first = static_cast<std::byte*>(info->si_addr) - at % page;
+    if (::mmap(first, end - (at - at % page), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
                -1, 0) != first) {
       break;
     }
