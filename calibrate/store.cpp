@@ -15,14 +15,23 @@ namespace {
 
 constexpr uint64_t kBlockBytes = uint64_t{256} << 10;
 
-// Calls body(block, offset, bytes) for the parts of `size` bytes, which lie in one block each.
-template <class Body>
-void for_blocks(std::span<const uint64_t> blocks, uint64_t size, const Body& body) {
+/// call(bytes from here on, how many, position in the file), a pread or pwrite, until all `size`
+/// bytes in the blocks are through. fail(error) where it does not go on; 0: the file ends.
+template <class Call, class Fail>
+void transfer(std::span<const uint64_t> blocks, uint64_t size, const Call& call, const Fail& fail) {
   uint64_t done = 0;
   for (const uint64_t block : blocks) {
-    const uint64_t here = std::min(kBlockBytes, size - done);
-    body(block * kBlockBytes, done, here);
-    done += here;
+    const uint64_t first = done;
+    const uint64_t end = std::min(first + kBlockBytes, size);
+    while (done < end) {
+      const ssize_t n =
+          call(done, end - done, static_cast<off_t>(block * kBlockBytes + done - first));
+      if (n > 0) {
+        done += static_cast<uint64_t>(n);
+      } else if (n == 0 || errno != EINTR) {
+        fail(n == 0 ? 0 : errno);
+      }
+    }
   }
 }
 
@@ -60,38 +69,28 @@ std::vector<uint64_t> SpillFile::write(std::span<const float> values) {
     }
   }
   const auto* bytes = reinterpret_cast<const char*>(values.data());
-  for_blocks(blocks, size, [&](uint64_t position, uint64_t first, uint64_t n_bytes) {
-    for (uint64_t done = 0; done < n_bytes;) {
-      const ssize_t n =
-          ::pwrite(fd_, bytes + first + done, n_bytes - done, static_cast<off_t>(position + done));
-      if (n > 0) {
-        done += static_cast<uint64_t>(n);
-      } else if (n == 0 || errno != EINTR) {
+  transfer(
+      blocks, size,
+      [&](uint64_t first, uint64_t n, off_t at) { return ::pwrite(fd_, bytes + first, n, at); },
+      [&](int error) {
         throw_system_error(
             folder_ + ": cannot write " + std::to_string(size) + " bytes of activations",
-            n == 0 ? EIO : errno,
+            error == 0 ? EIO : error,
             "use fewer windows, a larger --activation-memory, or another --spill-dir");
-      }
-    }
-  });
+      });
   return blocks;
 }
 
 void SpillFile::read(std::span<const uint64_t> blocks, std::span<float> out) const {
   auto* bytes = reinterpret_cast<char*>(out.data());
-  for_blocks(blocks, out.size_bytes(), [&](uint64_t position, uint64_t first, uint64_t n_bytes) {
-    for (uint64_t done = 0; done < n_bytes;) {
-      const ssize_t n =
-          ::pread(fd_, bytes + first + done, n_bytes - done, static_cast<off_t>(position + done));
-      if (n > 0) {
-        done += static_cast<uint64_t>(n);
-      } else if (n == 0 || errno != EINTR) {
+  transfer(
+      blocks, out.size_bytes(),
+      [&](uint64_t first, uint64_t n, off_t at) { return ::pread(fd_, bytes + first, n, at); },
+      [&](int error) {
         const std::string what = folder_ + ": cannot read activations back";
-        if (n == 0) throw FileError(what + ": the file ends too early");
-        throw_system_error(what, errno);
-      }
-    }
-  });
+        if (error == 0) throw FileError(what + ": the file ends too early");
+        throw_system_error(what, error);
+      });
 }
 
 void SpillFile::give_back(std::span<const uint64_t> blocks) {
